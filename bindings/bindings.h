@@ -1,0 +1,12 @@
+// The parts of the Python module. No logic here: names, types, errors, the GIL.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace retape::python {
+
+void bind_policy(pybind11::module_& module);
+void bind_recompute(pybind11::module_& module);
+void bind_memory(pybind11::module_& module);
+
+}  // namespace retape::python

@@ -1,0 +1,104 @@
+#include "bindings.h"
+
+#include <retape/error.h>
+#include <retape/policy.h>
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <pybind11/stl.h>
+
+namespace retape::python {
+
+namespace py = pybind11;
+
+namespace {
+
+// What a policy function is given: a copy, so that it may be kept.
+struct Info {
+  std::string op, overload, region;
+  py::tuple sizes;
+  py::object dtype;
+  size_t bytes, output;
+  bool cheap;
+};
+
+Info copied(const ValueInfo& info) {
+  py::tuple sizes(info.sizes.size());
+  for (size_t i = 0; i < info.sizes.size(); ++i) {
+    sizes[i] = info.sizes[i];
+  }
+  auto dtype = py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(info.dtype)));
+  return {info.op, info.overload, info.region, sizes, dtype, info.bytes, info.output, info.cheap};
+}
+
+Decision decision(const py::object& answer) {
+  if (py::isinstance<py::bool_>(answer)) {
+    return answer.cast<bool>() ? Decision::Keep : Decision::Drop;
+  }
+  if (py::isinstance<py::str>(answer)) {
+    const auto word = answer.cast<std::string>();
+    if (word == "keep") {
+      return Decision::Keep;
+    }
+    if (word == "drop") {
+      return Decision::Drop;
+    }
+  }
+  throw UsageError(
+      "[Policy.function] expected True, False, \"keep\" or \"drop\" from the policy function, got " +
+      py::repr(answer).cast<std::string>() + ". Fix: return one of these.");
+}
+
+PolicyFunction from_callable(py::function function) {
+  // Released under the GIL, wherever the last graph that knows the policy dies.
+  std::shared_ptr<py::function> shared(new py::function(std::move(function)), [](py::function* f) {
+    py::gil_scoped_acquire gil;
+    delete f;
+  });
+  return [shared](const ValueInfo& info) {
+    py::gil_scoped_acquire gil;
+    try {
+      return decision((*shared)(copied(info)));
+    } catch (py::error_already_set& error) {
+      error.restore();  // the caller sees its own exception, not a wrapped one
+      python_error raised;
+      raised.persist();
+      throw raised;
+    }
+  };
+}
+
+}  // namespace
+
+void bind_policy(py::module_& module) {
+  py::class_<Info>(module, "ValueInfo")
+      .def_readonly("op", &Info::op)
+      .def_readonly("overload", &Info::overload)
+      .def_readonly("region", &Info::region)
+      .def_readonly("sizes", &Info::sizes)
+      .def_readonly("dtype", &Info::dtype)
+      .def_readonly("bytes", &Info::bytes)
+      .def_readonly("output", &Info::output)
+      .def_readonly("cheap", &Info::cheap);
+
+  py::class_<Policy>(module, "Policy")
+      .def_static("none", &Policy::none, "Record, and keep everything.")
+      .def_static("full", &Policy::full, "Drop everything that can be replayed, but for anchors.")
+      .def_static("cheap", &Policy::cheap, "Drop what cheap ops can replay; an exact min-cut.")
+      .def_static(
+          "function",
+          [](py::function f) { return Policy::function(from_callable(std::move(f))); },
+          py::arg("decide"),
+          "Ask `decide(info)` of every new value: True or \"keep\", False or \"drop\".")
+      .def_static("named", &Policy::named, py::arg("name"))
+      .def("keep_ops", &Policy::keep_ops, py::arg("names"))
+      .def("drop_ops", &Policy::drop_ops, py::arg("names"))
+      .def("anchors", &Policy::anchors, py::arg("on"))
+      .def("describe", &Policy::describe)
+      .def("__repr__", [](const Policy& p) { return "<retape.Policy " + p.describe() + ">"; });
+}
+
+}  // namespace retape::python

@@ -1,0 +1,73 @@
+// MemoryMeter: exact bytes of tensor memory, from the moment it is opened.
+//
+//   retape::MemoryMeter meter;
+//   loss = model->forward(batch);
+//   loss.backward();
+//   std::cout << meter.peak() << " bytes at most, " << meter.held() << " when backward began\n";
+//
+// CPU: every byte requested of the c10 allocator by any thread, counted from 0 at opening; memory
+// that was there before is not counted, neither when it is freed. Not seen: scratch that BLAS
+// libraries take outside c10, autograd nodes, Python objects.
+// Devices with a caching allocator (CUDA): `device_stats` reads that allocator's own numbers.
+// Meters nest and may be open on several threads; each has its own zero. Without an open meter
+// nothing is installed. Opening and closing while other threads allocate is safe.
+#pragma once
+
+#include <retape/api.h>
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace retape {
+
+enum class Phase : uint8_t { Forward, Backward, Replay };
+
+// One allocation or free, in the order they happened.
+struct MemoryEvent {
+  int64_t bytes;         // negative when freed
+  int64_t current;       // live bytes of the meter after it
+  uint64_t id;           // an allocation and its free carry the same id
+  Phase phase;           // what the thread was doing
+  std::string op;        // "aten::addmm": the op that asked; empty where no op was running
+};
+
+struct MeterOptions {
+  bool timeline = false;  // record every event, with the op it was for (costs about 1 us per event)
+};
+
+class RETAPE_API MemoryMeter {
+ public:
+  explicit MemoryMeter(MeterOptions options = {});
+  ~MemoryMeter();
+  MemoryMeter(const MemoryMeter&) = delete;
+  MemoryMeter& operator=(const MemoryMeter&) = delete;
+
+  int64_t current() const;  // live bytes that were allocated since opening
+  int64_t peak() const;     // the most that `current` has been
+  int64_t held() const;     // `current` when the last backward began; before any: `current`
+  void reset_peak();        // peak = current, e.g. between forward and backward
+  void close();             // stop counting; the numbers stay readable
+
+  std::vector<MemoryEvent> timeline() const;  // empty unless asked for
+
+  struct Impl;
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+struct DeviceMemory {
+  int64_t current;
+  int64_t peak;
+  int64_t reserved;
+};
+
+// UsageError for the CPU (open a MemoryMeter) and for a device that this build has no allocator for.
+RETAPE_API DeviceMemory device_memory(c10::Device device);
+RETAPE_API void reset_device_peak(c10::Device device);
+
+}  // namespace retape

@@ -1,0 +1,80 @@
+// Policies: the rule that says which values are kept until backward and which are dropped.
+//
+// A policy is a value: make one, refine it, hand it to any number of scopes.
+//
+//   auto p = retape::Policy::full().keep_ops({"aten::mm", "aten::addmm"});
+//   retape::Recompute scope(p);
+//
+// A kept value stays in memory; a dropped one is replayed from kept values when backward asks for
+// it. Whatever a policy says, a value that cannot be replayed exactly is kept.
+#pragma once
+
+#include <retape/api.h>
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace retape {
+
+enum class Decision { Keep, Drop };
+
+// What a policy is told about a value at the moment an op has made it.
+struct ValueInfo {
+  const std::string& op;        // "aten::mm": the recorded op, never a composite one
+  const std::string& overload;  // "out", or empty
+  const std::string& region;    // name of the innermost scope
+  c10::IntArrayRef sizes;       // of the tensor the op returned
+  c10::ScalarType dtype;
+  size_t bytes;                 // of its storage
+  size_t output;                // which of the op's outputs
+  bool cheap;                   // replaying costs memory traffic only: pointwise, norm, cast...
+};
+
+using PolicyFunction = std::function<Decision(const ValueInfo&)>;
+
+class RETAPE_API Policy {
+ public:
+  // Record, and keep everything: what plain autograd would hold.
+  static Policy none();
+
+  // Drop everything that can be replayed. In a scope around a whole model, values at narrow places
+  // are kept as anchors so that replay chains stay short: memory about the square root of the
+  // whole, and every op is replayed at most once per backward. `anchors(false)` keeps none: then
+  // only what the region was given is held.
+  static Policy full();
+
+  // Drop only what pointwise, norm, softmax, cast, copy and reduction ops can replay from values
+  // that are kept; which ones, an exact min-cut over the recorded graph decides: the fewest bytes.
+  static Policy cheap();
+
+  // `decide` is called once for each new value; it runs inside forward, so keep it quick.
+  static Policy function(PolicyFunction decide);
+
+  // "none", "full" or "cheap"; anything else is a UsageError that lists them.
+  static Policy named(const std::string& name);
+
+  // Refinements; each returns a changed copy. Names are dispatcher names ("aten::mm", or
+  // "aten::add.Tensor" for one overload). A name that matches no op is a UsageError, and so is a
+  // composite op, which never reaches the tape by that name.
+  Policy keep_ops(const std::vector<std::string>& names) const;
+  Policy drop_ops(const std::vector<std::string>& names) const;
+  Policy anchors(bool on) const;
+
+  // "full", "cheap, keep aten::mm": for errors and reports.
+  std::string describe() const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  explicit Policy(std::shared_ptr<const Impl> impl);
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace retape

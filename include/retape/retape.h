@@ -1,0 +1,8 @@
+// Retape: train bigger models in the same memory, with gradients that did not change.
+#pragma once
+
+#include <retape/checkpoint.h>
+#include <retape/error.h>
+#include <retape/memory.h>
+#include <retape/policy.h>
+#include <retape/recompute.h>

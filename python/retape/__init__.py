@@ -1,0 +1,42 @@
+"""Train bigger models in the same memory, with gradients that did not change.
+
+    with retape.recompute("cheap"):
+        loss = model(**batch).loss
+    loss.backward()
+
+    hidden = retape.checkpoint(block, hidden, mask)
+
+Retape records the ops that forward runs, lets autograd forget activations, and replays the recorded
+ops in backward. It never runs your code a second time.
+"""
+
+from retape._torch_version import check as _check
+
+_check()
+
+from retape import memory  # noqa: E402
+from retape._C import (  # noqa: E402
+    Error,
+    Policy,
+    ReplayMismatch,
+    Stats,
+    UsageError,
+    ValueInfo,
+    __version__,
+    is_recording,
+)
+from retape._recompute import checkpoint, recompute  # noqa: E402
+
+__all__ = [
+    "Error",
+    "Policy",
+    "ReplayMismatch",
+    "Stats",
+    "UsageError",
+    "ValueInfo",
+    "__version__",
+    "checkpoint",
+    "is_recording",
+    "memory",
+    "recompute",
+]

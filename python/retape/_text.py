@@ -1,0 +1,87 @@
+"""How Retape speaks on a terminal: the console, units, exit codes."""
+
+from __future__ import annotations
+
+import enum
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class Exit(enum.IntEnum):
+    """Exit codes, the same for every verb."""
+
+    OK = 0
+    DIFFERENT = 1  # gradients differ
+    USAGE = 2
+    REGRESSION = 3  # slower or larger than what was promised
+    BUDGET = 4  # the budget cannot be held
+    RANK = 5  # a rank or a collective failed
+    VACUOUS = 6  # nothing was replayed, so nothing was proved
+
+
+def make_console(to_stderr: bool = False) -> Console:
+    """A console that honours NO_COLOR and CI, and is wide enough for tables in a log file."""
+    from rich.console import Console
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    interactive = stream.isatty() and not os.environ.get("CI")
+    return Console(
+        file=stream,
+        force_terminal=interactive,
+        no_color=True if os.environ.get("NO_COLOR") or not interactive else None,
+        width=None if interactive else 120,
+        highlight=False,
+    )
+
+
+def format_bytes(count: float) -> str:
+    """`format_bytes(19 * MIB)` -> "19.0 MiB"; a whole number of bytes below 1 KiB."""
+    size = abs(count)
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """`format_seconds(0.0123)` -> "12.3 ms"."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.1f} us"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; of a single value, that value three times."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def format_spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median and half the distance between the quartiles: "1.12 ± 0.02"."""
+    low, middle, high = quartiles(values)
+    return f"{middle:.{digits}f} ± {(high - low) / 2:.{digits}f}"
+
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], top: float) -> str:
+    """One character per value, full height at `top`."""
+    if top <= 0:
+        return " " * len(values)
+    steps = len(_BARS) - 1
+    return "".join(_BARS[max(0, min(steps, round(v / top * steps)))] for v in values)

@@ -1,0 +1,1 @@
+"""Benches: one module per duty. `retape bench overhead` is `retape.bench.overhead`."""

@@ -1,0 +1,335 @@
+"""What Retape costs per op when the ops are so small that nothing else is left to measure.
+
+A Python loop of 1,000 ops on 16 floats, forward and backward, one thread, thread CPU time.
+Beside it the fixed cost of a region: one op, forward and backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import retape
+from retape._bits import same_bits
+from retape._text import Exit
+from retape.bench.timing import (
+    Phases,
+    Times,
+    interleave,
+    noise_warnings,
+    quiet_process,
+    thread_ns,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Tensor = torch.Tensor
+Body = Callable[[Tensor, Tensor], Tensor]
+
+OPS = 1000
+FLOATS = 16
+REGIONS = 200  # regions of one op per timing, so that the clock's resolution does not matter
+
+
+def _sin(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(OPS):
+        x = torch.sin(x)
+    return x
+
+
+def _mul(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(OPS):
+        x = x * w
+    return x
+
+
+def _add(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(OPS):
+        x = x + 1
+    return x
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    body: Body
+    saves: int  # tensors that autograd saves per op
+
+
+WORKLOADS = (Workload("sin", _sin, 1), Workload("x*w", _mul, 2), Workload("x+1", _add, 0))
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    label: str
+    forward: Callable[[Body, Tensor, Tensor], Tensor]
+    ours: bool = False
+    target: float | None = None  # times eager, on workloads that save something
+    policy: Any = None  # of Retape's variants: opened once more, untimed, to read its stats
+
+
+def _eager(body: Body, x: Tensor, w: Tensor) -> Tensor:
+    return body(x, w)
+
+
+def _scoped(policy: Any, body: Body, x: Tensor, w: Tensor) -> Tensor:
+    with retape.recompute(policy):
+        return body(x, w)
+
+
+def _identity_hooks(body: Body, x: Tensor, w: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        return body(x, w)
+
+
+def _checkpoint(reentrant: bool, body: Body, x: Tensor, w: Tensor) -> Tensor:
+    return checkpoint(body, x, w, use_reentrant=reentrant)
+
+
+def _selective(choice: CheckpointPolicy, body: Body, x: Tensor, w: Tensor) -> Tensor:
+    contexts = partial(create_selective_checkpoint_contexts, lambda *_, **__: choice)
+    return checkpoint(body, x, w, use_reentrant=False, context_fn=contexts)
+
+
+def variants() -> tuple[Variant, ...]:
+    none = retape.Policy.none()
+    kept = retape.Policy.full().keep_ops(["aten::sin", "aten::mul", "aten::add"])
+    dropped = retape.Policy.full().anchors(False)
+    anchored = retape.Policy.full()
+
+    def ours(name: str, label: str, policy: Any, target: float | None) -> Variant:
+        return Variant(name, label, partial(_scoped, policy), True, target, policy)
+
+    return (
+        Variant("eager", "eager", _eager),
+        ours("none", "retape none: nothing dropped", none, 1.15),
+        ours("kept", "retape full, all in keep_ops", kept, 1.15),
+        ours("dropped", "retape full, all replayed", dropped, 1.5),
+        ours("anchored", "retape full, with anchors", anchored, 1.5),
+        Variant("hooks", "identity saved_tensors_hooks", _identity_hooks),
+        Variant("non-reentrant", "torch non-reentrant", partial(_checkpoint, False)),
+        Variant("reentrant", "torch reentrant", partial(_checkpoint, True)),
+        Variant(
+            "selective-recompute",
+            "torch selective, recompute all",
+            partial(_selective, CheckpointPolicy.MUST_RECOMPUTE),
+        ),
+        Variant(
+            "selective-save",
+            "torch selective, save all",
+            partial(_selective, CheckpointPolicy.MUST_SAVE),
+        ),
+    )
+
+
+def _inputs() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(FLOATS, generator=generator) + 0.5
+    w = torch.rand(FLOATS, generator=generator) * 0.01 + 0.995
+    return x.requires_grad_(), w.requires_grad_()
+
+
+def _timed(variant: Variant, body: Body) -> Phases:
+    x, w = _inputs()
+    seed = torch.ones(FLOATS)
+    start = thread_ns()
+    y = variant.forward(body, x, w)
+    middle = thread_ns()
+    y.backward(seed)
+    return middle - start, thread_ns() - middle
+
+
+def _gradients(variant: Variant, body: Body) -> tuple[Tensor | None, ...]:
+    x, w = _inputs()
+    y = variant.forward(body, x, w)
+    y.backward(torch.linspace(0.5, 1.5, FLOATS))
+    return y.detach(), x.grad, w.grad
+
+
+def _identical(variant: Variant, body: Body, expected: tuple[Tensor | None, ...]) -> bool:
+    found = _gradients(variant, body)
+    return all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def _ops_replayed(variant: Variant, body: Body) -> int | None:
+    if not variant.ours:
+        return None
+    x, w = _inputs()
+    with retape.recompute(variant.policy) as scope:
+        y = body(x, w)
+    y.backward(torch.ones(FLOATS))
+    return scope.stats.ops_replayed
+
+
+def _row(variant: Variant, workload: Workload, times: Times, expected: tuple) -> dict[str, Any]:
+    low, middle, high = times.ratio()
+    target = variant.target if workload.saves else None
+    return {
+        "variant": variant.name,
+        "label": variant.label,
+        "workload": workload.name,
+        "saves_per_op": workload.saves,
+        "forward_us_per_op": times.median_ns(0) / 1e3 / OPS,
+        "backward_us_per_op": times.median_ns(1) / 1e3 / OPS,
+        "total_us_per_op": times.median_ns() / 1e3 / OPS,
+        "ratio": middle,
+        "ratio_quartiles": [low, high],
+        "target": target,
+        "target_met": None if target is None else middle <= target,
+        "ops_replayed": _ops_replayed(variant, workload.body),
+        "gradients_identical": _identical(variant, workload.body, expected),
+    }
+
+
+def _one_op(run: Callable[[Tensor], Tensor]) -> Phases:
+    x, _ = _inputs()
+    seed = torch.ones(FLOATS)
+    start = thread_ns()
+    for _ in range(REGIONS):
+        run(x).backward(seed)
+    return (thread_ns() - start,)
+
+
+def _region_runs() -> dict[str, Callable[[Tensor], Tensor]]:
+    return {
+        "eager": torch.sin,
+        "retape.checkpoint": lambda x: retape.checkpoint(torch.sin, x),
+        "torch non-reentrant": lambda x: checkpoint(torch.sin, x, use_reentrant=False),
+        "torch reentrant": lambda x: checkpoint(torch.sin, x, use_reentrant=True),
+    }
+
+
+def _region_rows(rounds: int, warmup: int, on_round: Callable[[], None]) -> list[dict[str, Any]]:
+    runs = {name: partial(_one_op, run) for name, run in _region_runs().items()}
+    times = interleave(runs, "eager", rounds, warmup, on_round)
+    eager = times["eager"].median_ns() / 1e3 / REGIONS
+    rows = []
+    for name, entry in times.items():
+        cost = entry.median_ns() / 1e3 / REGIONS
+        rows.append({"variant": name, "us_per_region": cost, "added_us": cost - eager})
+    return rows
+
+
+def measure(rounds: int, warmup: int, on_round: Callable[[], None] = lambda: None) -> dict:
+    """All rows, the fixed cost of a region, and warnings about noise."""
+    rows: list[dict[str, Any]] = []
+    all_times: list[Times] = []
+    with quiet_process():
+        for workload in WORKLOADS:
+            table = variants()
+            expected = _gradients(table[0], workload.body)
+            runs = {v.name: partial(_timed, v, workload.body) for v in table}
+            times = interleave(runs, "eager", rounds, warmup, on_round)
+            rows += [_row(v, workload, times[v.name], expected) for v in table]
+            all_times += times.values()
+        regions = _region_rows(rounds, warmup, on_round)
+    return {
+        "ops": OPS,
+        "floats": FLOATS,
+        "rows": rows,
+        "regions": regions,
+        "warnings": noise_warnings(all_times),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=31, help="timed rounds (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=3, help="untimed rounds (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="7 rounds after 1: seconds, noisier")
+    parser.add_argument("--check", action="store_true", help="exit with 3 when a target is missed")
+
+
+def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
+    from rich.progress import Progress
+
+    rounds, warmup = (7, 1) if args.quick else (args.rounds, args.warmup)
+    if rounds < 1 or warmup < 0:
+        args.parser.error(f"--rounds {rounds} --warmup {warmup}: expected at least 1 and 0")
+    bar = Progress(console=console, transient=True) if console.is_terminal else nullcontext()
+    with bar as progress:
+        if progress is None:
+            result = measure(rounds, warmup)
+        else:
+            total = (rounds + warmup) * (len(WORKLOADS) + 1)
+            task = progress.add_task("interleaved rounds", total=total)
+            result = measure(rounds, warmup, partial(progress.advance, task))
+    result["rounds"] = rounds
+    _print(result, console)
+    return _verdict(result, args.check), result
+
+
+def _verdict(result: dict[str, Any], check: bool) -> Exit:
+    ours = {variant.name for variant in variants() if variant.ours}
+    rows = [row for row in result["rows"] if row["variant"] in ours]
+    if not all(row["gradients_identical"] for row in rows):
+        return Exit.DIFFERENT
+    dropped = [row for row in rows if row["variant"] == "dropped" and row["saves_per_op"]]
+    if any(row["ops_replayed"] == 0 for row in dropped):
+        return Exit.VACUOUS
+    if check and any(row["target_met"] is False for row in rows):
+        return Exit.REGRESSION
+    return Exit.OK
+
+
+def _print(result: dict[str, Any], console: Console) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    cells = {(row["variant"], row["workload"]): row for row in result["rows"]}
+    table = Table(
+        title=f"{result['ops']} ops on {result['floats']} floats, forward and backward",
+        caption=f"Thread CPU time. us/op: sin, forward + backward. The rest: times eager, "
+        f"median of {result['rounds']} interleaved rounds ± half the interquartile range.",
+        box=SIMPLE,
+        pad_edge=False,
+    )
+    table.add_column("")
+    table.add_column("us/op", justify="right")
+    for workload in WORKLOADS:
+        table.add_column(workload.name, justify="right")
+    table.add_column("target", justify="right")
+    table.add_column("gradients")
+    for column in table.columns:
+        column.no_wrap = True
+    for variant in variants():
+        rows = [cells[variant.name, workload.name] for workload in WORKLOADS]
+        identical = all(row["gradients_identical"] for row in rows)
+        table.add_row(
+            variant.label,
+            f"{rows[0]['forward_us_per_op']:.2f} + {rows[0]['backward_us_per_op']:.2f}",
+            *(_ratio_cell(row) for row in rows),
+            "" if variant.target is None else f"<= {variant.target}",
+            "identical" if identical else "[bold red]DIFFERENT[/]",
+            end_section=variant.name in ("eager", "anchored"),
+        )
+    console.print(table)
+    fixed = Table(title="Cost of a region: one op, both ways", box=SIMPLE)
+    fixed.add_column("")
+    fixed.add_column("us", justify="right")
+    fixed.add_column("added us", justify="right")
+    for row in result["regions"]:
+        fixed.add_row(row["variant"], f"{row['us_per_region']:.1f}", f"{row['added_us']:+.1f}")
+    console.print(fixed)
+    for warning in result["warnings"]:
+        console.print(f"Warning: {warning}", style="yellow")
+
+
+def _ratio_cell(row: dict[str, Any]) -> str:
+    low, high = row["ratio_quartiles"]
+    text = f"{row['ratio']:.2f} ± {(high - low) / 2:.2f}"
+    if row["target_met"] is None:
+        return text
+    return f"[green]{text}[/]" if row["target_met"] else f"[bold yellow]{text} ![/]"

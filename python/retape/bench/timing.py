@@ -1,0 +1,102 @@
+"""Timing that survives a shared machine: interleaved rounds, thread CPU time, medians.
+
+Every variant runs once per round, in an order that rotates, and is compared with the reference
+of the same round. So a slow minute slows all of them alike and the ratios stay.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from retape._artefact import load_average
+from retape._text import quartiles
+
+# Times of one run in nanoseconds, one per phase ("forward", "backward").
+Phases = tuple[int, ...]
+
+
+@dataclass
+class Times:
+    """What one variant took, round by round; `ratios` are to the reference of that round."""
+
+    rounds: list[Phases] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+
+    def median_ns(self, phase: int | None = None) -> float:
+        """Of one phase, or of their sum."""
+        return quartiles([_total(r) if phase is None else r[phase] for r in self.rounds])[1]
+
+    def ratio(self) -> tuple[float, float, float]:
+        """Lower quartile, median and upper quartile."""
+        return quartiles(self.ratios)
+
+
+def _total(phases: Phases) -> int:
+    return sum(phases)
+
+
+@contextmanager
+def quiet_process(threads: int = 1):
+    """One thread and no garbage collector, as long as it is open."""
+    import torch
+
+    before = torch.get_num_threads()
+    collecting = gc.isenabled()
+    torch.set_num_threads(threads)
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+        torch.set_num_threads(before)
+
+
+def interleave(
+    runs: dict[str, Callable[[], Phases]],
+    reference: str,
+    rounds: int,
+    warmup: int,
+    on_round: Callable[[], None] = lambda: None,
+) -> dict[str, Times]:
+    """Times of every run. The first `warmup` rounds are thrown away."""
+    times = {name: Times() for name in runs}
+    names = list(runs)
+    for index in range(warmup + rounds):
+        gc.collect()
+        turn = index % len(names)
+        measured = {name: runs[name]() for name in names[turn:] + names[:turn]}
+        if index >= warmup:
+            for name, phases in measured.items():
+                times[name].rounds.append(phases)
+                times[name].ratios.append(_total(phases) / _total(measured[reference]))
+        on_round()
+    return times
+
+
+def noise_warnings(times: Sequence[Times], limit: float = 0.10) -> list[str]:
+    """What makes these numbers doubtful; empty when they are good."""
+    warnings = []
+    wide = 0
+    for entry in times:
+        low, middle, high = entry.ratio()
+        wide += (high - low) / middle > limit
+    if wide:
+        warnings.append(
+            f"noisy: in {wide} of {len(times)} rows the middle half of the ratios spreads over "
+            f"more than {limit:.0%}. Close other programs, or raise --rounds."
+        )
+    load, cores = load_average(), os.cpu_count() or 1
+    if load is not None and load > cores:
+        warnings.append(f"busy: load average {load} on {cores} cores; trust ratios, not times.")
+    return warnings
+
+
+def thread_ns() -> int:
+    return time.thread_time_ns()

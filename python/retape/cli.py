@@ -1,0 +1,213 @@
+"""The `retape` command.
+
+A verb is one line in VERBS and one module with two functions:
+
+    add_arguments(parser)              # its options
+    run(args, console) -> (code, result)   # does the work, prints, returns what goes in the JSON
+
+Everything else (help, examples, spelling, exit codes, the artefact) is done here, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from retape._text import Exit, make_console
+
+
+@dataclass(frozen=True)
+class Verb:
+    name: str  # "bench overhead": the words to type
+    module: str  # imported only when the verb is asked for
+    summary: str
+    example: str
+    artefact: str  # where the JSON goes unless --json says otherwise; "{output}" is that option
+
+
+VERBS = (
+    Verb(
+        "demo",
+        "retape.demo",
+        "train a small transformer plain and with Retape, and compare every gradient bit for bit",
+        "retape demo --steps 10 --output build/demo",
+        "{output}/report.json",
+    ),
+    Verb(
+        "bench overhead",
+        "retape.bench.overhead",
+        "what recording and replaying cost per op, beside torch's own ways",
+        "retape bench overhead --quick --json overhead.json",
+        "build/bench/overhead.json",
+    ),
+    Verb(
+        "doctor",
+        "retape.doctor",
+        "check this installation: versions, build, hooks, one replay",
+        "retape doctor --json doctor.json",
+        "build/doctor.json",
+    ),
+)
+
+# The first word of verbs that have a second one.
+GROUPS = {"bench": "measure speed or memory"}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that offers the closest spelling and exits with 2."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(Exit.USAGE, f"[{self.prog}] {self._explain(message)}\n")
+
+    def _explain(self, message: str) -> str:
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice:
+            known = re.findall(r"'([^']*)'", choice[2])
+            return f"no such {self._what(message)}: {choice[1]!r}. " + _offer(choice[1], known)
+        unknown = re.search(r"unrecognized arguments: (\S+)", message)
+        if unknown:
+            word = unknown[1].split("=", 1)[0]
+            return f"unknown argument {word}. " + _offer(word, list(self._option_string_actions))
+        return f"{message}. Fix: {self.prog} --help shows an example."
+
+    @staticmethod
+    def _what(message: str) -> str:
+        option = re.match(r"argument (--\S+):", message)
+        return f"value for {option[1]}" if option else "verb"
+
+
+def _offer(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]}?" if close else f"There is: {', '.join(known)}."
+
+
+def cmake_dir() -> Path:
+    """The folder that holds RetapeConfig.cmake."""
+    return Path(__file__).resolve().parent / "lib" / "cmake" / "Retape"
+
+
+class _CMakeDir(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        folder = cmake_dir()
+        if not (folder / "RetapeConfig.cmake").is_file():
+            parser.exit(
+                Exit.USAGE,
+                f"[retape --cmake-dir] no RetapeConfig.cmake in {folder}: this copy of Retape "
+                "was not installed by its build. Fix: pip install . --no-build-isolation\n",
+            )
+        print(folder)
+        parser.exit(Exit.OK)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        import torch
+
+        import retape
+
+        print(f"retape {retape.__version__} (torch {torch.__version__})")
+        parser.exit(Exit.OK)
+
+
+def build_parser(words: Sequence[str]) -> Parser:
+    """The whole command. Only verbs that `words` could mean get their options, so that a call
+    like `retape --cmake-dir` imports none of them."""
+    parser = Parser(
+        prog="retape",
+        description="Train bigger models in the same memory, with gradients that did not change.",
+        epilog="example:\n  retape demo",
+    )
+    parser.set_defaults(parser=parser)
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        help="print the version and exit",
+    )
+    parser.add_argument(
+        "--cmake-dir",
+        action=_CMakeDir,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        help="print the folder for find_package(Retape) and exit",
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="verb", dest="verb", required=True)
+    groups: dict[str, Any] = {}
+    for name, summary in GROUPS.items():
+        members = [verb for verb in VERBS if verb.name.startswith(f"{name} ")]
+        group = verbs.add_parser(
+            name,
+            help=summary,
+            description=f"retape {name}: {summary}.",
+            epilog=f"example:\n  {members[0].example}",
+        )
+        group.set_defaults(parser=group)
+        groups[name] = group.add_subparsers(
+            title="what", metavar="what", dest="what", required=True
+        )
+    for verb in VERBS:
+        first, _, last = verb.name.rpartition(" ")
+        command = (groups[first] if first else verbs).add_parser(
+            last,
+            help=verb.summary,
+            description=f"retape {verb.name}: {verb.summary}.",
+            epilog=f"example:\n  {verb.example}",
+        )
+        command.set_defaults(parser=command, chosen=verb)
+        if (first or last) in words:
+            command.add_argument(
+                "--json",
+                metavar="PATH",
+                help='where the JSON artefact goes, "-" for standard output '
+                f"({verb.artefact.replace('{output}', 'FOLDER')})",
+            )
+            importlib.import_module(verb.module).add_arguments(command)
+    return parser
+
+
+def _recorded(args: argparse.Namespace) -> dict[str, Any]:
+    plumbing = {"parser", "chosen", "verb", "what", "json"}
+    return {name: value for name, value in vars(args).items() if name not in plumbing}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its exit code. Bad arguments raise SystemExit(2)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args, rest = build_parser(words).parse_known_args(words)
+    if rest:
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    verb: Verb = args.chosen
+    if args.json is None:
+        args.json = verb.artefact.format(**vars(args))
+    console = make_console(to_stderr=args.json == "-")
+    module = importlib.import_module(verb.module)
+
+    from retape import _artefact
+
+    try:
+        _artefact.prepare(args.json)
+    except OSError as error:
+        args.parser.error(f"cannot write {args.json} ({error.strerror})")
+    try:
+        code, result = module.run(args, console)
+    except KeyboardInterrupt:
+        console.print(f"[retape {verb.name}] interrupted; no artefact was written.", markup=False)
+        return 130
+    _artefact.write(args.json, _artefact.artefact(verb.name, _recorded(args), result, code))
+    if args.json != "-":
+        console.print(f"Artefact: {args.json}")
+    return int(code)

@@ -1,0 +1,67 @@
+"""Exact bytes of tensor memory.
+
+    with retape.memory.Meter() as m:
+        loss = model(batch)
+        loss.backward()
+    print(m.peak, m.held)
+"""
+
+import torch
+
+from retape import _C
+from retape._C import DeviceMemory, MemoryEvent
+
+__all__ = ["DeviceMemory", "MemoryEvent", "Meter", "device_memory", "reset_device_peak"]
+
+
+class Meter:
+    """Counts the bytes of CPU tensors that were allocated since it was opened, on all threads.
+
+    current: live now. peak: the most there were. held: live when the last backward began (before
+    any backward: live now). Numbers stay readable after the `with` block.
+    """
+
+    def __init__(self, timeline: bool = False) -> None:
+        self._record_timeline = timeline
+        self._meter: _C.MemoryMeter | None = None
+
+    def __enter__(self) -> "Meter":
+        self._meter = _C.MemoryMeter(self._record_timeline)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open().close()
+
+    def _open(self) -> _C.MemoryMeter:
+        if self._meter is None:
+            raise _C.UsageError("[memory.Meter] not opened. Fix: use it in a `with` statement.")
+        return self._meter
+
+    @property
+    def current(self) -> int:
+        return self._open().current
+
+    @property
+    def peak(self) -> int:
+        return self._open().peak
+
+    @property
+    def held(self) -> int:
+        return self._open().held
+
+    @property
+    def timeline(self) -> list[MemoryEvent]:
+        """Every allocation and free, in order, with the op it was for (`timeline=True`)."""
+        return self._open().timeline
+
+    def reset_peak(self) -> None:
+        self._open().reset_peak()
+
+
+def device_memory(device: torch.device | str) -> DeviceMemory:
+    """What a device's caching allocator counts: current, peak, reserved bytes."""
+    return _C.device_memory(torch.device(device))
+
+
+def reset_device_peak(device: torch.device | str) -> None:
+    _C.reset_device_peak(torch.device(device))

@@ -1,0 +1,31 @@
+// The CPU allocator that tells observers of every allocation and free. In place of torch's own
+// only while somebody observes; what it has handed out by then frees itself correctly later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace retape::detail {
+
+struct Allocation {
+  size_t bytes;
+  uint64_t id;  // in the order of allocation
+};
+
+class AllocationObserver {
+ public:
+  virtual ~AllocationObserver();
+  virtual void allocated(const Allocation& allocation) = 0;
+  // Only of what was allocated while it observed.
+  virtual void freed(const Allocation& allocation) = 0;
+
+ private:
+  friend class Observers;
+  uint64_t since_ = 0;
+};
+
+void observe_allocations(std::shared_ptr<AllocationObserver> observer);
+void stop_observing(const std::shared_ptr<AllocationObserver>& observer);  // idempotent
+
+}  // namespace retape::detail

@@ -1,0 +1,156 @@
+#include "policy/window.h"
+
+#include "policy/min_cut.h"
+#include "policy/policy_impl.h"
+#include "recompute/region.h"
+
+#include <algorithm>
+
+namespace retape::detail {
+
+namespace {
+
+// Values, ops and what connects them, as a cut: on the sink's side is what must exist in backward.
+// Cutting source -> op pays for replaying it, cutting op -> value for keeping the value.
+class Problem {
+ public:
+  explicit Problem(int64_t byte_price) : byte_price_(byte_price) {}
+
+  int node_of(const Value* value) { return node(values_, value); }
+  bool knows(const Value* value) const { return values_.count(value) != 0; }
+
+  void require(const Value* value) { graph_.add_edge(node_of(value), CutGraph::kSink, CutGraph::kInfinite); }
+
+  void add_result(const Op& op, bool replayable, const Value& value, bool keepable) {
+    const bool is_new = ops_.count(&op) == 0;
+    const int maker = node(ops_, &op);
+    if (is_new) {
+      graph_.add_edge(CutGraph::kSource, maker, replayable ? 1 : CutGraph::kInfinite);
+      for (const auto& input : op.inputs) {
+        if (input.value) {
+          graph_.add_edge(node_of(input.value.get()), maker, CutGraph::kInfinite);
+        }
+      }
+    }
+    graph_.add_edge(maker, node_of(&value), keepable ? price(value.nbytes) : CutGraph::kInfinite);
+  }
+
+  // Not made here: free if it is there anyway, else holding it costs its bytes.
+  void add_given(const Value& value, bool free) {
+    if (!free) {
+      graph_.add_edge(CutGraph::kSource, node_of(&value), price(value.nbytes));
+    }
+  }
+
+  void solve() { sink_ = graph_.sink_side(); }
+  bool keeps(const Value& value) const {
+    return sink_[values_.at(&value)] && !sink_[ops_.at(value.recipe.get())];
+  }
+
+ private:
+  template <typename Map, typename Key>
+  int node(Map& map, Key key) {
+    const auto [it, is_new] = map.emplace(key, 0);
+    if (is_new) {
+      it->second = graph_.add_node();
+    }
+    return it->second;
+  }
+  int64_t price(size_t bytes) const { return static_cast<int64_t>(bytes) * byte_price_; }
+
+  const int64_t byte_price_;  // bytes first; among equals, the fewest replayed ops
+  CutGraph graph_;
+  ska::flat_hash_map<const Value*, int> values_;
+  ska::flat_hash_map<const Op*, int> ops_;
+  std::vector<bool> sink_;
+};
+
+}  // namespace
+
+void Window::made(Value& value) {
+  shelf_.keep(value);
+  held_.push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
+  held_bytes_ += value.nbytes;
+  frontier_.add(value);
+}
+
+void Window::saved(Value& value) {
+  ++saved_;
+}
+
+void Window::before_op() {
+  if (held_.size() >= kMostOps ||
+      (saved_ > 0 && held_bytes_ >= (kNarrow + 1) * std::max<size_t>(1, frontier_.bytes()))) {
+    decide();
+  }
+}
+
+void Window::close() {
+  decide();
+  frontier_.clear();
+}
+
+bool Window::replays(const Op& op) const {
+  return op.info->cheap || region_.policy.impl().named_to_drop(*op.info);
+}
+
+void Window::decide() {
+  Problem problem(static_cast<int64_t>(held_.size()) + 1);
+  ska::flat_hash_map<const Value*, uint32_t> readers_here;
+  ska::flat_hash_map<const Op*, bool> seen;
+  ska::flat_hash_map<const Value*, bool> here;
+  for (const auto& value : held_) {
+    here.emplace(value.get(), true);
+  }
+  for (const auto& value : held_) {
+    const Op& op = *value->recipe;
+    problem.add_result(op, replays(op), *value, value->hold == Hold::Kept && !value->superseded);
+    if (!seen.emplace(&op, true).second) {
+      continue;
+    }
+    for (const auto& input : op.inputs) {
+      if (!input.value) {
+        continue;
+      }
+      ++readers_here[input.value.get()];
+      const Value& given = *input.value;
+      if (here.count(&given) == 0 && readers_here[&given] == 1) {
+        // Decided earlier, or given: parameters and what is saved anyway cost nothing more.
+        problem.add_given(given, given.recipe || given.leaf || given.saved);
+      }
+    }
+  }
+  for (const auto& value : held_) {
+    const auto readers = readers_here.find(value.get());
+    const bool read_elsewhere =
+        value->readers > (readers == readers_here.end() ? 0 : readers->second);
+    if (value->saved || read_elsewhere) {
+      problem.require(value.get());
+    }
+  }
+  problem.solve();
+
+  // In the order of forward: what is not kept can be replayed if all it is made from can be had.
+  for (const auto& value : held_) {
+    if (problem.keeps(*value)) {
+      shelf_.sever(*value);
+      continue;
+    }
+    const Op& op = *value->recipe;
+    const bool replayable = replays(op) &&
+        std::all_of(op.inputs.begin(), op.inputs.end(), [](const Input& input) {
+          return !input.value || input.value->hold == Hold::Kept || input.value->recipe;
+        });
+    if (value->hold == Hold::Kept) {
+      shelf_.drop(*value);
+    }
+    if (!replayable) {
+      shelf_.sever(*value);
+    }
+  }
+  held_.clear();
+  held_bytes_ = 0;
+  saved_ = 0;
+}
+
+}  // namespace retape::detail

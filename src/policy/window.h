@@ -1,0 +1,40 @@
+// Window: `cheap`. Holds what the last stretch of forward has made, about one layer, and at its
+// narrow end decides by an exact min-cut which of it to keep: the fewest bytes from which cheap ops
+// can replay all that autograd has saved.
+#pragma once
+
+#include "policy/decider.h"
+#include "policy/frontier.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <vector>
+
+namespace retape::detail {
+
+class CutGraph;
+
+class Window final : public Decider {
+ public:
+  Window(Region& region, Shelf& shelf) : region_(region), shelf_(shelf) {}
+
+  void before_op() override;
+  void made(Value& value) override;
+  void saved(Value& value) override;
+  void close() override;
+
+ private:
+  static constexpr size_t kMostOps = 512;  // a forward without narrow places is cut anyway
+
+  void decide();
+  bool replays(const Op& op) const;  // cheaply, or because the user says so
+
+  Region& region_;
+  Shelf& shelf_;
+  Frontier frontier_;
+  std::vector<c10::intrusive_ptr<Value>> held_;  // undecided, in the order they were made
+  size_t held_bytes_ = 0;
+  size_t saved_ = 0;
+};
+
+}  // namespace retape::detail

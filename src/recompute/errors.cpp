@@ -1,0 +1,60 @@
+#include "recompute/errors.h"
+
+#include "recompute/region.h"
+
+#include <retape/error.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+
+#include <sstream>
+
+namespace retape {
+
+Error::~Error() = default;
+UsageError::~UsageError() = default;
+ReplayMismatch::~ReplayMismatch() = default;
+
+namespace detail {
+
+std::string where(const Region* region) {
+  return region == nullptr || region->name.empty() ? "" : "region \"" + region->name + "\": ";
+}
+
+void throw_changed_in_place(const View& view, uint32_t version, uint32_t expected) {
+  std::ostringstream text;
+  text << "one of the variables needed for gradient computation has been modified by an inplace "
+       << "operation: [" << c10::toString(view.dtype()) << " " << view.sizes()
+       << "] is at version " << version << "; expected version " << expected << " instead.";
+  if (!torch::autograd::AnomalyMode::is_enabled()) {
+    text << " Hint: enable anomaly detection to find the operation that failed to compute its "
+         << "gradient, with torch.autograd.set_detect_anomaly(True).";
+  }
+  TORCH_CHECK(false, text.str());
+}
+
+void throw_root_changed(const Value& root) {
+  std::ostringstream text;
+  text << "[recompute] " << where(root.region) << "a tensor of " << root.nbytes
+       << " bytes that backward replays from ";
+  if (root.hold == Hold::Kept && root.data.nbytes() != root.nbytes) {
+    text << "was resized: expected " << root.nbytes << " bytes, got " << root.data.nbytes();
+  } else {
+    text << "has been modified by an inplace operation: expected version " << root.version
+         << ", got " << (root.counter.enabled() ? root.counter.current_version() : root.version);
+  }
+  text << ". Fix: run backward before changing it, or change it inside the scope, where the tape "
+       << "sees it and keeps a copy.";
+  throw ReplayMismatch(text.str());
+}
+
+void throw_other_size(const Op& op, size_t expected, size_t got) {
+  std::ostringstream text;
+  text << "[recompute] " << where(op.region) << op.info->name.name
+       << " replayed a result of another size: expected " << expected << " bytes, got " << got
+       << ". Fix: keep it: Policy::keep_ops({\"" << op.info->name.name << "\"}).";
+  throw ReplayMismatch(text.str());
+}
+
+}  // namespace detail
+}  // namespace retape

@@ -1,0 +1,76 @@
+#include <retape/error.h>
+#include <retape/recompute.h>
+
+#include "record/recorder.h"
+#include "recompute/engine.h"
+#include "recompute/errors.h"
+#include "recompute/region.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace retape {
+
+namespace detail {
+
+Region::Region(Policy policy, std::string name) : policy(std::move(policy)), name(std::move(name)) {}
+
+Stats Region::stats() const {
+  Stats stats;
+  stats.ops_recorded = counters.ops_recorded.get();
+  stats.values_saved = counters.values_saved.get();
+  stats.values_dropped = counters.values_dropped.get();
+  stats.values_kept = stats.values_saved - stats.values_dropped;
+  stats.bytes_dropped = counters.bytes_dropped.get();
+  stats.bytes_kept = counters.bytes_saved.get() - stats.bytes_dropped;
+  stats.bytes_given = counters.bytes_given.get();
+  stats.anchors = counters.anchors.get();
+  stats.bytes_anchored = counters.bytes_anchored.get();
+  stats.ops_replayed = counters.ops_replayed.get();
+  return stats;
+}
+
+}  // namespace detail
+
+Recompute::Recompute(Policy policy, std::string name)
+    : region_(std::make_shared<detail::Region>(std::move(policy), std::move(name))) {
+  detail::install_engine();
+  region_->hooks_outside = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
+  region_->graph_task = torch::autograd::get_current_graph_task_id();
+  detail::Recorder::open(region_);
+}
+
+Recompute::~Recompute() {
+  // A scope that is destroyed on another thread than its own stays open there: that thread's
+  // state is out of reach, and close() would have said so.
+  if (region_->open && region_->thread == std::this_thread::get_id()) {
+    detail::Recorder::unwind(*region_);
+  }
+}
+
+void Recompute::close() {
+  const std::string who = "[Recompute::close] " + detail::where(region_.get());
+  if (!region_->open) {
+    throw UsageError(who + "the scope is closed already. Fix: close it once, or let it go out of scope.");
+  }
+  if (region_->thread != std::this_thread::get_id()) {
+    throw UsageError(
+        who + "opened on another thread: expected that thread to close it. Fix: open and close a "
+              "scope on the thread that runs forward.");
+  }
+  if (&detail::Recorder::current()->region() != region_.get()) {
+    throw UsageError(
+        who + "a scope that was opened inside it is still open. Fix: close inner scopes first.");
+  }
+  detail::Recorder::unwind(*region_);
+}
+
+Stats Recompute::stats() const {
+  return region_->stats();
+}
+
+bool is_recording() {
+  return detail::Recorder::current() != nullptr;
+}
+
+}  // namespace retape

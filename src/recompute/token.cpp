@@ -1,0 +1,80 @@
+#include "recompute/token.h"
+
+#include "recompute/errors.h"
+#include "record/recorder.h"
+#include "replay/replay.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace retape::detail {
+
+Token::Token(Recorder& recorder) : tape_(c10::intrusive_ptr<Tape>::reclaim_copy(&recorder.tape())) {}
+
+Token::~Token() {
+  if (waiting_) {
+    if (auto* recorder = Recorder::current()) {
+      recorder->forget(*this);
+    }
+  }
+  if (!value_) {
+    return;
+  }
+  TapeLock lock(*tape_);
+  --value_->tokens;
+  if (consumed_ != Value::kNoPass && value_->pass == consumed_) {
+    --value_->done;
+  }
+  settle(*value_, value_->pass);
+  value_.reset();
+}
+
+void Token::call_pack_hook(const at::Tensor& tensor) {
+  counter_ = tensor.unsafeGetTensorImpl()->version_counter();
+  version_ = counter_.current_version();
+  leaf_ = tensor.is_leaf();
+  if (!is_plain(tensor)) {
+    original_ = leaf_ ? tensor : tensor.detach();  // with its history it would hold itself
+    return;
+  }
+  view_ = View(tensor);
+  Recorder::current()->save(*this, tensor);
+}
+
+void Token::check_version() const {
+  if (counter_.enabled() && counter_.current_version() != version_) {
+    throw_changed_in_place(view_, counter_.current_version(), version_);
+  }
+}
+
+at::Tensor Token::tensor_on(c10::Storage storage, bool shared) const {
+  auto tensor = view_.on(std::move(storage));
+  if (shared) {
+    // What is saved from it again (double backward) must notice a later change too.
+    tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
+  }
+  return tensor;
+}
+
+at::Tensor Token::call_unpack_hook() {
+  check_version();
+  if (original_.defined()) {
+    return original_;
+  }
+  if (!value_) {
+    return tensor_on(storage_, c10::GradMode::is_enabled());
+  }
+  const int pass = torch::autograd::get_current_graph_task_id();
+  const auto brought = bring_back(*tape_, *value_, pass);
+  if (pass >= 0 && torch::autograd::get_current_graph_task_keep_graph()) {
+    // The token outlives this pass; its value need not.
+    TapeLock lock(*tape_);
+    if (consumed_ != pass) {
+      consumed_ = pass;
+      consume(*value_, pass);
+    }
+  }
+  return tensor_on(brought.storage, brought.shared);
+}
+
+}  // namespace retape::detail

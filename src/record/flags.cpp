@@ -1,0 +1,97 @@
+#include "record/flags.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace retape::detail {
+
+namespace {
+
+bool flushes_denormals() {
+#if defined(__SSE2__)
+  return _MM_GET_FLUSH_ZERO_MODE() == _MM_FLUSH_ZERO_ON;
+#else
+  return false;
+#endif
+}
+
+void apply(const Flags& from, const Flags& to) {
+  auto& context = at::globalContext();
+  c10::GradMode::set_enabled(to.grad_mode);
+  if (from.deterministic != to.deterministic ||
+      from.deterministic_warn_only != to.deterministic_warn_only) {
+    context.setDeterministicAlgorithms(to.deterministic, to.deterministic_warn_only);
+  }
+  if (from.fill_uninitialized != to.fill_uninitialized) {
+    context.setDeterministicFillUninitializedMemory(to.fill_uninitialized);
+  }
+  if (from.mkldnn != to.mkldnn) {
+    context.setUserEnabledMkldnn(to.mkldnn);
+  }
+  if (from.deterministic_mkldnn != to.deterministic_mkldnn) {
+    context.setDeterministicMkldnn(to.deterministic_mkldnn);
+  }
+  if (from.nnpack != to.nnpack) {
+    context.setUserEnabledNNPACK(to.nnpack);
+  }
+  if (from.cudnn != to.cudnn) {
+    context.setUserEnabledCuDNN(to.cudnn);
+  }
+  if (from.benchmark_cudnn != to.benchmark_cudnn) {
+    context.setBenchmarkCuDNN(to.benchmark_cudnn);
+  }
+  if (from.deterministic_cudnn != to.deterministic_cudnn) {
+    context.setDeterministicCuDNN(to.deterministic_cudnn);
+  }
+  if (from.flush_denormal != to.flush_denormal) {
+    at::Context::setFlushDenormal(to.flush_denormal);
+  }
+  if (from.matmul_precision != to.matmul_precision) {
+    static constexpr const char* kNames[] = {"highest", "high", "medium"};
+    context.setFloat32MatmulPrecision(kNames[to.matmul_precision]);
+  }
+  if (from.threads != to.threads) {
+    at::set_num_threads(to.threads);
+  }
+}
+
+}  // namespace
+
+Flags Flags::now() {
+  const auto& context = at::globalContext();
+  Flags flags;
+  flags.grad_mode = c10::GradMode::is_enabled();
+  flags.deterministic = context.deterministicAlgorithms();
+  flags.deterministic_warn_only = context.deterministicAlgorithmsWarnOnly();
+  flags.fill_uninitialized = context.deterministicFillUninitializedMemory();
+  flags.mkldnn = context.userEnabledMkldnn();
+  flags.deterministic_mkldnn = context.deterministicMkldnn();
+  flags.nnpack = context.userEnabledNNPACK();
+  flags.cudnn = context.userEnabledCuDNN();
+  flags.benchmark_cudnn = context.benchmarkCuDNN();
+  flags.deterministic_cudnn = context.deterministicCuDNN();
+  flags.flush_denormal = flushes_denormals();
+  flags.matmul_precision = static_cast<uint8_t>(context.float32MatmulPrecision());
+  flags.threads = at::get_num_threads();
+  return flags;
+}
+
+FlagsGuard::FlagsGuard(const Flags& wanted) : before_(Flags::now()) {
+  changed_ = !(before_ == wanted);
+  if (changed_) {
+    apply(before_, wanted);
+  }
+}
+
+FlagsGuard::~FlagsGuard() {
+  if (changed_) {
+    apply(Flags::now(), before_);
+  }
+}
+
+}  // namespace retape::detail

@@ -1,0 +1,42 @@
+// Flags: process settings that choose a kernel or its order of summation. Replay runs an op under
+// the settings it ran under in forward, whatever they are by then.
+#pragma once
+
+#include <cstdint>
+
+namespace retape::detail {
+
+struct Flags {
+  bool grad_mode = false;
+  bool deterministic = false;
+  bool deterministic_warn_only = false;
+  bool fill_uninitialized = false;
+  bool mkldnn = false;
+  bool deterministic_mkldnn = false;
+  bool nnpack = false;
+  bool cudnn = false;
+  bool benchmark_cudnn = false;
+  bool deterministic_cudnn = false;
+  bool flush_denormal = false;
+  uint8_t matmul_precision = 0;
+  int threads = 0;
+
+  bool operator==(const Flags&) const = default;
+
+  static Flags now();
+};
+
+// Sets what differs from now, and puts it back.
+class FlagsGuard {
+ public:
+  explicit FlagsGuard(const Flags& wanted);
+  ~FlagsGuard();
+  FlagsGuard(const FlagsGuard&) = delete;
+  FlagsGuard& operator=(const FlagsGuard&) = delete;
+
+ private:
+  Flags before_;
+  bool changed_;
+};
+
+}  // namespace retape::detail

@@ -1,0 +1,60 @@
+// One of the two places that change global state of libtorch (the other: recompute/engine.cpp):
+// a boxed fallback for kKey, which does nothing until a thread includes the key.
+#include "record/interceptor.h"
+
+#include "record/recorder.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+namespace retape::detail {
+
+namespace {
+
+constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+
+// A wrapper's handler, or a mode's, calls ops on plain tensors: those are recorded, not the call.
+bool is_wrapped_call(const torch::jit::Stack& stack, size_t arguments) {
+  if (c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python)) {
+    return true;
+  }
+  for (const auto& arg : torch::jit::last(stack, arguments)) {
+    if (arg.isTensor() && arg.toTensor().defined() && is_wrapper(arg.toTensor())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  auto* recorder = Recorder::current();
+  const auto below = keys & kBelow;
+  if (recorder == nullptr || recorder->off()) {
+    c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  const OpInfo& info = op_info(op);
+  if (info.passes(below) || is_wrapped_call(*stack, info.arguments)) {
+    op.redispatchBoxed(below, stack);  // the key stays on: what it calls is recorded
+    return;
+  }
+  c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+  if (info.makes_nothing()) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  recorder->run(op, info, below, stack);
+}
+
+}  // namespace
+
+void set_intercepting(bool on) {
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+}
+
+}  // namespace retape::detail
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&retape::detail::intercept>());
+}

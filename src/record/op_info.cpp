@@ -1,0 +1,183 @@
+#include "record/op_info.h"
+
+#include "record/op_lists.h"
+
+#include <c10/util/flat_hash_map.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace retape::detail {
+
+using c10::DispatchKey;
+
+namespace {
+
+template <typename List>
+bool listed(const List& list, const std::string& name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+bool has_tensor(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::TensorType) {
+    return true;
+  }
+  for (const auto& inner : type->containedTypes()) {
+    if (has_tensor(inner)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+constexpr DispatchKey kBackends[] = {
+    DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::MPS, DispatchKey::XPU, DispatchKey::HPU,
+    DispatchKey::PrivateUse1};
+
+constexpr DispatchKey kAutogradKeys[] = {
+    DispatchKey::Autograd, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
+    DispatchKey::AutogradMPS, DispatchKey::AutogradXPU, DispatchKey::AutogradHPU,
+    DispatchKey::AutogradPrivateUse1};
+
+template <typename Keys>
+bool has_kernel(const c10::OperatorHandle& op, const Keys& keys) {
+  return std::any_of(std::begin(keys), std::end(keys), [&](DispatchKey key) {
+    return op.hasKernelForDispatchKey(key);
+  });
+}
+
+// Tensor, Tensor?, Tensor[], Tensor?[]: what a recipe knows how to put back.
+bool storable(const c10::TypePtr& type) {
+  using Kind = c10::TypeKind;
+  switch (type->kind()) {
+    case Kind::TensorType:
+      return true;
+    case Kind::OptionalType:
+    case Kind::ListType:
+      return std::all_of(
+          type->containedTypes().begin(), type->containedTypes().end(), storable);
+    case Kind::ClassType:
+    case Kind::StorageType:
+    case Kind::StreamObjType:
+    case Kind::AnyType:
+    case Kind::FutureType:
+    case Kind::RRefType:
+    case Kind::PyObjectType:
+      return false;
+    default:
+      return !has_tensor(type);
+  }
+}
+
+void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
+  info.arguments = schema.arguments().size();
+  info.returns = schema.returns().size();
+  bool aliases = false;
+  for (const auto& ret : schema.returns()) {
+    info.returns_tensors |= has_tensor(ret.type());
+    aliases |= ret.alias_info() != nullptr;
+  }
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& arg = schema.arguments()[i];
+    if (arg.alias_info() != nullptr && arg.alias_info()->isWrite()) {
+      info.writes.push_back(static_cast<uint16_t>(i));
+    }
+    if (arg.name() == "generator") {
+      info.generator_arg = static_cast<int>(i);
+    }
+    if (arg.name() == "training" || arg.name() == "train") {
+      info.training_arg = static_cast<int>(i);
+    }
+  }
+  info.is_view = aliases && info.writes.empty();
+}
+
+OpInfo describe(const c10::OperatorHandle& op) {
+  OpInfo info{op, op.operator_name()};
+  const std::string& name = info.name.name;
+  const auto colon = name.find("::");
+  const std::string ns = name.substr(0, colon);
+  const bool trusted = listed(lists::kTrustedNamespaces, ns);
+
+  if (!op.hasSchema()) {
+    return info;
+  }
+  read_schema(info, op.schema());
+
+  // A custom op with an autograd kernel of its own is that kernel; what it calls is recorded.
+  const bool custom_autograd = !trusted && has_kernel(op, kAutogradKeys);
+  info.passes_through = custom_autograd ||
+      (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+       !has_kernel(op, kBackends));
+  for (auto key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA, DispatchKey::AutocastXPU,
+                   DispatchKey::AutocastMPS, DispatchKey::AutocastHPU,
+                   DispatchKey::AutocastPrivateUse1}) {
+    if (op.hasKernelForDispatchKey(key)) {
+      info.autocast = info.autocast.add(key);
+    }
+  }
+
+  info.random = op.hasTag(at::Tag::nondeterministic_seeded);
+  info.pointwise = op.hasTag(at::Tag::pointwise);
+  info.cheap = info.pointwise || op.hasTag(at::Tag::reduction) || listed(lists::kCheap, name);
+  info.uninitialized = listed(lists::kUninitialized, name);
+  info.overwrites = op.hasTag(at::Tag::out) || listed(lists::kOverwrite, name);
+  info.routes = listed(lists::kRouting, name);
+  info.on_cpu_only = listed(lists::kUnorderedOffCpu, name);
+  if (listed(lists::kUpdateStatistics, name)) {
+    info.scratch = {3, 4};
+    info.writes.clear();
+  }
+  if (op.hasTag(at::Tag::inplace_view) && listed(lists::kMetadataOnly, name)) {
+    info.writes.clear();
+    info.is_view = true;
+  }
+
+  const bool effectful = op.hasTag(at::Tag::dynamic_output_shape) ||
+      op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::inplace_view) ||
+      op.hasTag(at::Tag::maybe_aliasing_or_mutating) || listed(lists::kHiddenState, name);
+  const bool known = trusted || (op.hasTag(at::Tag::pt2_compliant_tag) && !info.random);
+  const auto& args = op.schema().arguments();
+  const bool replaceable = std::all_of(
+      args.begin(), args.end(), [](const c10::Argument& arg) { return storable(arg.type()); });
+  // An in-place op without a result (foreach) still makes new versions of what it writes.
+  info.has_recipe = (info.returns_tensors || !info.writes.empty()) && known && !effectful &&
+      !info.uninitialized && replaceable;
+  return info;
+}
+
+// Shared by all threads; entries are never removed, so references stay good. An operator that is
+// deregistered and another registered in its place is told apart by its name.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>> infos;
+};
+
+Registry& registry() {
+  static auto* instance = new Registry;  // outlives every thread's last op
+  return *instance;
+}
+
+}  // namespace
+
+const OpInfo& op_info(const c10::OperatorHandle& handle) {
+  thread_local ska::flat_hash_map<const void*, const OpInfo*> cache;
+  const void* key = &handle.operator_name();
+  if (auto it = cache.find(key); it != cache.end() && it->second->name == handle.operator_name()) {
+    return *it->second;
+  }
+  auto& shared = registry();
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  auto& info = shared.infos[handle.operator_name()];
+  if (!info || !(info->handle == handle)) {
+    info.release();  // NOLINT: an op on a live tape may still point at the old one
+    info = std::make_unique<OpInfo>(describe(handle));
+  }
+  cache[key] = info.get();
+  return *info;
+}
+
+}  // namespace retape::detail

@@ -1,0 +1,48 @@
+// OpInfo: what Retape knows of an operator before it runs: from its schema, its tags, its
+// registrations, and from the lists in op_lists.h where those say nothing or lie.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <string>
+
+namespace retape::detail {
+
+struct OpInfo {
+  c10::OperatorHandle handle;
+  c10::OperatorName name;
+
+  // Runs as a call of other ops, which are recorded in its place.
+  bool passes_through = false;
+  c10::DispatchKeySet autocast;  // casts its arguments under these keys, then calls itself again
+
+  size_t arguments = 0;
+  size_t returns = 0;
+  bool returns_tensors = false;
+  bool is_view = false;        // returns its argument's storage, writes nothing
+  bool has_recipe = false;     // may be replayed at all
+  bool on_cpu_only = false;    // ... but not on a device whose kernel adds in any order
+  bool cheap = false;          // costs memory traffic only
+  bool pointwise = false;      // looks at nothing but its elements
+  bool random = false;         // draws from a generator
+  int generator_arg = -1;
+  bool uninitialized = false;  // returns memory that nobody has written
+  bool overwrites = false;     // leaves nothing of what its written arguments held
+  bool routes = false;         // integer results choose where data goes: ties could fall otherwise
+  c10::SmallVector<uint16_t, 2> writes;   // arguments it writes, by its schema
+  c10::SmallVector<uint16_t, 2> scratch;  // arguments it updates while `training` is set
+  int training_arg = -1;
+
+  // Views and questions: no value comes of them and none changes.
+  bool makes_nothing() const { return is_view || (!returns_tensors && writes.empty() && scratch.empty()); }
+
+  bool passes(c10::DispatchKeySet below) const {
+    return passes_through || !(autocast & below).empty();
+  }
+};
+
+// Lives as long as the process. Quick: a thread-local table in front of the shared one.
+const OpInfo& op_info(const c10::OperatorHandle& handle);
+
+}  // namespace retape::detail

@@ -1,0 +1,124 @@
+// Recorder: turns the ops of one thread into values and recipes while a scope is open.
+//
+// The interceptor hands it every op that reaches a kernel; autograd's saved tensors come to it
+// through Token. It knows the current value of every storage it has seen, and nothing about
+// memory: who keeps what is for the policy to say.
+#pragma once
+
+#include "policy/decider.h"
+#include "policy/policy_impl.h"
+#include "record/tape.h"
+#include "recompute/region.h"
+
+#include <ATen/core/stack.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <memory>
+#include <vector>
+
+namespace retape::detail {
+
+class Token;
+
+class Recorder final : private Shelf {
+ public:
+  // Of this thread; null where no scope is open.
+  static Recorder* current();
+
+  // Scopes nest; the outermost one makes the recorder and its tape, and ends them.
+  static void open(std::shared_ptr<Region> region);
+  static void unwind(Region& region);  // closes it, and what is open inside it
+
+  // In a backward that the scope was not opened in: what autograd does there is not forward.
+  bool in_other_backward() const;
+
+  Tape& tape() { return *tape_; }
+  Region& region() { return *scopes_.back(); }
+
+  // What happens now is not forward: an op is running already, or a backward.
+  bool off() const { return flight_ != nullptr || in_other_backward(); }
+
+  // Runs the op through `below` and records it.
+  void run(
+      const c10::OperatorHandle& handle,
+      const OpInfo& info,
+      c10::DispatchKeySet below,
+      torch::jit::Stack* stack);
+
+  // Autograd saves `tensor` (plain): binds the token now, or when the op that is running ends.
+  void save(Token& token, const at::Tensor& tensor);
+  void forget(Token& token);  // a waiting token died
+
+ private:
+  // Current value of a storage. A value that holds nothing is owned here, or its recipe would be
+  // lost before anybody reads it; one that holds its storage is not, or the storage would live as
+  // long as the scope.
+  struct Entry {
+    c10::intrusive_ptr<Value> owned;
+    c10::weak_intrusive_ptr<Value> known{c10::intrusive_ptr<Value>()};
+    c10::intrusive_ptr<Value> get() const { return owned ? owned : known.lock(); }
+  };
+
+  struct Written {
+    c10::Storage storage;
+    c10::VariableVersion counter;      // of the tensor it is written through
+    c10::intrusive_ptr<Value> before;  // null: not known to the tape
+    uint32_t version_before = 0;       // of `before`'s counter
+    int input = -1;                    // of the op, where its next version has a recipe
+  };
+
+  // Something the running op has made, that could get a recipe.
+  struct Made {
+    at::Tensor tensor;  // undefined for a storage that was written
+    size_t write = 0;   // then: which of the flight's
+    int32_t source = 0;
+    bool keep = false;
+  };
+
+  struct Flight {  // the op that is running
+    const OpInfo* info = nullptr;
+    c10::intrusive_ptr<Op> op;  // null: no recipe
+    c10::SmallVector<const c10::StorageImpl*, 4> touched;
+    c10::SmallVector<Written, 1> writes;
+    c10::SmallVector<Token*, 4> waiting;
+    bool touches(const c10::StorageImpl* storage) const;
+    bool writes_to(const c10::StorageImpl* storage) const;
+  };
+
+  Recorder();
+  void keep(Value& value) override;
+  void drop(Value& value) override;
+  void sever(Value& value) override;
+
+  void prepare(Flight& flight, const torch::jit::Stack& stack);
+  void take(Flight& flight, const at::Tensor& tensor, size_t arg, int element, Role role);
+  void take_written(Flight& flight, const at::Tensor& tensor, Role& role);
+  void settle_aliases(Flight& flight);
+  void save_what_is_overwritten(Flight& flight);
+
+  c10::SmallVector<Made, 2> made_by(const Flight& flight, const torch::jit::Stack& stack) const;
+  void ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const;
+  void finish(Flight& flight, c10::ArrayRef<Made> made);
+  void enter(Flight& flight, const Made& made);
+  void supersede(const Written& written);
+  void abandon(Flight& flight);
+  void bind_waiting(Flight& flight);
+  void bind(Token& token);
+
+  c10::intrusive_ptr<Value> find(const c10::Storage& storage);
+  c10::intrusive_ptr<Value> find_or_root(const at::Tensor& tensor);
+  c10::intrusive_ptr<Value> describe(const c10::Storage& storage, const c10::VariableVersion& counter);
+  void set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value);
+  void sweep();
+
+  c10::intrusive_ptr<Tape> tape_;
+  std::vector<std::shared_ptr<Region>> scopes_;
+  ska::flat_hash_map<const c10::StorageImpl*, Entry> table_;
+  ska::flat_hash_map<const c10::StorageImpl*, bool> given_;  // roots that autograd saved
+  size_t sweep_at_ = 256;
+  uint64_t order_ = 0;
+  const Flags* flags_ = nullptr;
+  Flight* flight_ = nullptr;
+};
+
+}  // namespace retape::detail

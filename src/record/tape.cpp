@@ -1,0 +1,62 @@
+#include "record/tape.h"
+
+namespace retape::detail {
+
+namespace {
+
+struct Graveyard {
+  bool locked = false;    // a TapeLock is held on this thread
+  bool draining = false;  // further up the stack, ops are being taken down
+  std::vector<c10::Storage> storages;
+  std::vector<c10::intrusive_ptr<Op>> ops;
+};
+
+Graveyard& graveyard() {
+  thread_local Graveyard instance;
+  return instance;
+}
+
+}  // namespace
+
+TapeLock::TapeLock(Tape& tape) : tape_(tape) {
+  tape_.mutex.lock();
+  graveyard().locked = true;
+}
+
+TapeLock::~TapeLock() {
+  auto& yard = graveyard();
+  yard.locked = false;
+  tape_.mutex.unlock();
+  if (!yard.storages.empty()) {
+    // A deleter may come back here with a lock and a graveyard of its own.
+    auto storages = std::move(yard.storages);
+    yard.storages.clear();
+    storages.clear();
+  }
+}
+
+void bury(c10::Storage&& storage) {
+  auto& yard = graveyard();
+  if (yard.locked && storage) {
+    yard.storages.push_back(std::move(storage));
+  } else {
+    c10::Storage(std::move(storage));
+  }
+}
+
+void bury(c10::intrusive_ptr<Op>&& op) {
+  auto& yard = graveyard();
+  yard.ops.push_back(std::move(op));
+  if (yard.draining) {
+    return;
+  }
+  yard.draining = true;
+  while (!yard.ops.empty()) {
+    auto next = std::move(yard.ops.back());
+    yard.ops.pop_back();
+    next.reset();
+  }
+  yard.draining = false;
+}
+
+}  // namespace retape::detail

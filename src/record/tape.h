@@ -1,0 +1,40 @@
+// Tape: the recording of one outermost scope, shared by the scope and the tokens it gave out.
+// It owns no op and no value: those are owned by who can still ask for them (value.h). What it
+// holds is their lock, the regions that they name, and which backward pass is under way.
+#pragma once
+
+#include "record/value.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace retape::detail {
+
+struct Tape final : c10::intrusive_ptr_target {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Region>> regions;
+  int pass = Value::kNoPass;  // graph task that last asked for a value
+};
+
+// Holds a tape's lock. Memory that becomes free under it is given back after it is released: a
+// storage's deleter may run foreign code (DLPack, numpy) that takes locks of its own.
+class TapeLock {
+ public:
+  explicit TapeLock(Tape& tape);
+  ~TapeLock();
+  TapeLock(const TapeLock&) = delete;
+  TapeLock& operator=(const TapeLock&) = delete;
+
+ private:
+  Tape& tape_;
+};
+
+// Ends the life of a storage or an op: storages after the lock is released, ops one after another
+// however long the chain that hangs on them.
+void bury(c10::Storage&& storage);
+void bury(c10::intrusive_ptr<Op>&& op);
+
+}  // namespace retape::detail

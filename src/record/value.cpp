@@ -1,0 +1,97 @@
+#include "record/value.h"
+
+#include "record/tape.h"
+#include "recompute/errors.h"
+
+namespace retape::detail {
+
+c10::weak_intrusive_ptr<c10::StorageImpl> Value::nullptr_storage() {
+  return c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>());
+}
+
+Value::~Value() {
+  release_resources();
+}
+
+void Value::release_resources() {
+  if (recipe) {
+    recipe->results[slot].value = nullptr;
+    bury(std::move(recipe));
+  }
+  bury(std::move(data));
+  bury(std::move(alias));
+  home.reset();
+  counter = c10::VariableVersion();
+}
+
+bool Value::home_moved() const {
+  return counter.enabled() && counter.current_version() != version;
+}
+
+bool Value::in_use_elsewhere() const {
+  const size_t ours = (hold == Hold::Kept && !copied) ? 1 : 0;
+  return !superseded && home.use_count() > ours;
+}
+
+c10::Storage Value::here() const {
+  if (hold == Hold::Replayed) {
+    return data;
+  }
+  if (hold == Hold::Kept && (copied || (!superseded && !home_moved() && data.nbytes() == nbytes))) {
+    return data;
+  }
+  if (hold == Hold::None && !superseded && !uninitialized) {
+    if (auto impl = home.lock(); impl && !home_moved() && impl->nbytes() == nbytes) {
+      return c10::Storage(std::move(impl));
+    }
+  }
+  if (!recipe) {
+    throw_root_changed(*this);
+  }
+  return {};
+}
+
+void Value::keep(c10::Storage storage) {
+  data = std::move(storage);
+  hold = Hold::Kept;
+}
+
+void Value::drop() {
+  bury(std::move(data));
+  data = c10::Storage();
+  hold = Hold::None;
+}
+
+bool Value::wanted(int current_pass) const {
+  return tokens + readers > (pass == current_pass ? done : 0);
+}
+
+void settle(Value& value, int current_pass) {
+  if (value.hold == Hold::Replayed && !value.wanted(current_pass)) {
+    value.drop();
+  }
+}
+
+void Op::add_input(Input input) {
+  if (input.value) {
+    ++input.value->readers;
+  }
+  inputs.push_back(std::move(input));
+}
+
+Op::~Op() {
+  for (auto& input : inputs) {
+    if (!input.value) {
+      continue;
+    }
+    Value& value = *input.value;
+    --value.readers;
+    if (value.pass == satisfied && satisfied != Value::kNoPass) {
+      --value.done;
+    }
+    // Only the pass the value itself last saw matters here: in another, nothing is done yet.
+    settle(value, value.pass);
+  }
+}
+
+}  // namespace retape::detail

@@ -1,0 +1,131 @@
+// Value and Op: the graph on the tape.
+//
+// A value is the bytes of one storage at one version. It was made by an op (its recipe) or it was
+// given (a root). An op owns the values it reads; a value owns its recipe; a token of autograd owns
+// the value it will ask for. Nothing else owns anything, so what no token can reach is gone.
+//
+//   token ──▶ Value ──▶ Op ──▶ Value ──▶ Op ──▶ root Value (holds its storage)
+//
+// Threads: every field is guarded by the lock of the tape (tape.h).
+#pragma once
+
+#include "record/draw.h"
+#include "record/flags.h"
+#include "record/op_info.h"
+#include "record/view.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+
+namespace retape::detail {
+
+struct Op;
+struct Region;
+
+enum class Hold : uint8_t {
+  None,      // forgotten, or alive only because somebody else holds its storage
+  Kept,      // held until the graph lets go of it
+  Replayed,  // brought back, held until its last use
+};
+
+struct Value final : c10::intrusive_ptr_target {
+  ~Value() override;
+
+  c10::intrusive_ptr<Op> recipe;  // null: a root, or kept for good
+  uint32_t slot = 0;              // which of the recipe's results
+  Region* region = nullptr;       // where it was made
+
+  c10::Storage data;
+  Hold hold = Hold::None;
+  c10::weak_intrusive_ptr<c10::StorageImpl> home = nullptr_storage();  // where forward had it
+  c10::VariableVersion counter;                                        // of the tensor seen there
+  uint32_t version = 0;
+  size_t nbytes = 0;
+
+  // Set when a write that autograd's version counter did not see (.data) changed the storage under
+  // tokens of this value: autograd would hand out the changed bytes, so the tokens do.
+  c10::Storage alias;
+
+  bool uninitialized = false;  // root: memory nobody has written yet
+  bool superseded = false;     // its home holds a later version by now
+  bool copied = false;         // data is a copy of its own, not its home
+  bool saved = false;          // autograd asked for it
+  bool leaf = false;           // root: a parameter, a buffer, an input without history
+
+  uint32_t tokens = 0;   // tokens alive
+  uint32_t readers = 0;  // inputs of live ops that read it
+  uint32_t done = 0;     // of tokens + readers, satisfied in the backward pass `pass`
+  int pass = kNoPass;
+
+  static constexpr int kNoPass = -2;
+
+  // The bytes, if they can be had without replay: held, or alive in their home. Undefined if not.
+  // A root that was changed in place or resized behind the tape raises: it cannot come back.
+  c10::Storage here() const;
+  bool home_moved() const;  // changed in place since, in a way its version counter saw
+  bool in_use_elsewhere() const;  // somebody but the tape holds its home
+
+  void keep(c10::Storage storage);
+  void drop();
+  bool wanted(int current_pass) const;  // some use of it is still to come in this pass
+  void release_resources() override;
+
+ private:
+  static c10::weak_intrusive_ptr<c10::StorageImpl> nullptr_storage();
+};
+
+enum class Role : uint8_t {
+  Read,
+  Write,    // on a copy of the whole storage, which becomes the next version
+  Fresh,    // overwritten: any memory of that size will do
+  Scratch,  // updated in forward, not again: any memory of that size will do
+};
+
+struct Input {
+  c10::intrusive_ptr<Value> value;  // null for Fresh and Scratch
+  View view;
+  size_t nbytes = 0;  // of the storage, for Fresh and Scratch
+  c10::DeviceType device = c10::kCPU;
+  uint16_t arg = 0;
+  int32_t element = -1;  // of a list argument
+  Role role = Role::Read;
+};
+
+// A tensor list among the arguments.
+struct ListArg {
+  uint16_t arg;
+  uint32_t size;
+  bool optional;  // Tensor?[]
+};
+
+// A storage that the op made or rewrote, and the value that it was.
+struct Result {
+  Value* value;    // not owned; null once the value is gone
+  int32_t source;  // n >= 0: tensor n of what the op returns; -n - 1: input n, as written
+};
+
+struct Op final : c10::intrusive_ptr_target {
+  ~Op() override;
+
+  const OpInfo* info = nullptr;
+  Region* region = nullptr;
+  const Flags* flags = nullptr;  // interned
+  uint64_t order = 0;            // position in forward
+  c10::SmallVector<c10::IValue, 6> args;  // tensors taken out
+  c10::SmallVector<ListArg, 1> lists;
+  c10::SmallVector<Input, 2> inputs;
+  c10::SmallVector<Result, 1> results;
+  std::unique_ptr<Draw> draw;
+  int satisfied = Value::kNoPass;  // ran in this pass
+
+  void add_input(Input input);
+};
+
+// A use of `value` is over: give up its bytes if it was the last one.
+void settle(Value& value, int current_pass);
+
+}  // namespace retape::detail

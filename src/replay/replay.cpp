@@ -1,0 +1,268 @@
+#include "replay/replay.h"
+
+#include "memory/phase.h"
+#include "record/interceptor.h"
+#include "recompute/errors.h"
+#include "recompute/region.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+
+namespace retape::detail {
+
+namespace {
+
+constexpr c10::DispatchKeySet kNotInReplay = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+    c10::autocast_dispatch_keyset | c10::DispatchKeySet(kKey);
+
+// Ops that must run, in forward's order, so that `value` is there. Under the lock.
+std::vector<c10::intrusive_ptr<Op>> ops_needed(Value& value) {
+  std::vector<c10::intrusive_ptr<Op>> needed{value.recipe};
+  ska::flat_hash_map<const Op*, bool> seen{{value.recipe.get(), true}};
+  for (size_t i = 0; i < needed.size(); ++i) {
+    for (const auto& input : needed[i]->inputs) {
+      if (!input.value || input.value->here()) {
+        continue;
+      }
+      const auto& recipe = input.value->recipe;
+      if (seen.emplace(recipe.get(), true).second) {
+        needed.push_back(recipe);
+      }
+    }
+  }
+  std::sort(needed.begin(), needed.end(), [](const auto& a, const auto& b) {
+    return a->order < b->order;
+  });
+  return needed;
+}
+
+// One run of one op.
+class Run {
+ public:
+  Run(Tape& tape, Op& op, int pass) : tape_(tape), op_(op), pass_(pass) {}
+
+  // False if an input is gone again (another thread used it up): plan anew.
+  bool take_inputs();
+  void execute();
+  void publish(std::vector<c10::intrusive_ptr<Value>>* transient);
+  c10::Storage result(const Value& value) const;
+
+ private:
+  c10::Storage source_of(const Result& result) const;
+  void own_written_inputs();
+  torch::jit::Stack arguments() const;
+
+  Tape& tape_;
+  Op& op_;
+  int pass_;
+  c10::SmallVector<c10::Storage, 3> inputs_;
+  c10::SmallVector<bool, 3> stolen_;
+  std::vector<at::Tensor> outputs_;
+};
+
+// The op's own inputs are all the uses that are still to come, so it may write where they are.
+bool last_use(const Op& op, const Value& value, int pass) {
+  uint32_t own = 0;
+  for (const auto& input : op.inputs) {
+    own += input.value.get() == &value ? 1 : 0;
+  }
+  return value.hold == Hold::Replayed && value.tokens + value.readers == own + (value.pass == pass ? value.done : 0);
+}
+
+bool Run::take_inputs() {
+  TapeLock lock(tape_);
+  inputs_.clear();
+  stolen_.assign(op_.inputs.size(), false);
+  for (const auto& input : op_.inputs) {
+    c10::Storage storage;
+    if (input.value) {
+      storage = input.value->here();
+      if (!storage) {
+        return false;
+      }
+    }
+    inputs_.push_back(std::move(storage));
+  }
+  for (size_t i = 0; i < op_.inputs.size(); ++i) {
+    const auto& input = op_.inputs[i];
+    stolen_[i] = input.role == Role::Write && last_use(op_, *input.value, pass_);
+  }
+  for (size_t i = 0; i < op_.inputs.size(); ++i) {
+    if (stolen_[i]) {
+      op_.inputs[i].value->drop();
+    }
+  }
+  return true;
+}
+
+// Memory that the op writes is its own: a copy of the version before, or memory of that size. An
+// argument that looks at the same storage looks at the copy.
+void Run::own_written_inputs() {
+  for (size_t i = 0; i < op_.inputs.size(); ++i) {
+    const auto& input = op_.inputs[i];
+    if (input.role == Role::Fresh || input.role == Role::Scratch) {
+      inputs_[i] = uninitialized(input.device, input.nbytes);
+    } else if (input.role == Role::Write && !stolen_[i]) {
+      const auto before = inputs_[i];
+      const auto copy = copy_of(before);
+      for (size_t j = 0; j < inputs_.size(); ++j) {
+        if (inputs_[j].is_alias_of(before)) {
+          inputs_[j] = copy;
+          stolen_[j] = true;
+        }
+      }
+    }
+  }
+}
+
+torch::jit::Stack Run::arguments() const {
+  torch::jit::Stack stack(op_.args.begin(), op_.args.end());
+  for (const auto& list : op_.lists) {
+    if (list.optional) {
+      c10::List<std::optional<at::Tensor>> tensors;
+      tensors.resize(list.size);
+      stack[list.arg] = std::move(tensors);
+    } else {
+      c10::List<at::Tensor> tensors;
+      tensors.resize(list.size);
+      stack[list.arg] = std::move(tensors);
+    }
+  }
+  for (size_t i = 0; i < op_.inputs.size(); ++i) {
+    const auto& input = op_.inputs[i];
+    auto tensor = input.view.on(inputs_[i]);
+    if (input.view.requires_grad() && !op_.info->pointwise) {
+      tensor.set_requires_grad(true);  // kernels that call matmul choose by it
+    }
+    if (input.element < 0) {
+      stack[input.arg] = std::move(tensor);
+    } else if (stack[input.arg].isOptionalTensorList()) {
+      stack[input.arg].toOptionalTensorList().set(input.element, std::move(tensor));
+    } else {
+      stack[input.arg].toTensorList().set(input.element, std::move(tensor));
+    }
+  }
+  if (op_.draw && op_.info->generator_arg >= 0) {
+    stack[op_.info->generator_arg] = op_.draw->fresh();
+  }
+  return stack;
+}
+
+void Run::execute() {
+  PhaseGuard phase(Phase::Replay);
+  c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
+  FlagsGuard flags(*op_.flags);
+  own_written_inputs();
+  auto stack = arguments();
+  {
+    std::optional<Draw::Rewind> rewind;
+    if (op_.draw && op_.info->generator_arg < 0) {
+      rewind.emplace(*op_.draw);
+    }
+    op_.info->handle.callBoxed(&stack);
+  }
+  outputs_.clear();
+  for (const auto& value : stack) {
+    if (value.isTensor()) {
+      outputs_.push_back(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        outputs_.push_back(tensor);
+      }
+    }
+  }
+}
+
+c10::Storage Run::source_of(const Result& result) const {
+  return result.source >= 0 ? outputs_[result.source].storage() : inputs_[-result.source - 1];
+}
+
+c10::Storage Run::result(const Value& value) const {
+  return source_of(op_.results[value.slot]);
+}
+
+void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
+  TapeLock lock(tape_);
+  op_.region->counters.ops_replayed.add(1);
+  for (const auto& result : op_.results) {
+    if (result.value == nullptr) {
+      continue;
+    }
+    Value& value = *result.value;
+    auto storage = source_of(result);
+    if (storage.nbytes() != value.nbytes) {
+      throw_other_size(op_, value.nbytes, storage.nbytes());
+    }
+    if (value.hold == Hold::None && value.wanted(pass_)) {
+      value.data = std::move(storage);
+      value.hold = Hold::Replayed;
+      if (transient != nullptr) {
+        transient->push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
+      }
+    }
+  }
+  if (op_.satisfied != pass_ && pass_ >= 0) {
+    op_.satisfied = pass_;
+    for (const auto& input : op_.inputs) {
+      if (input.value) {
+        consume(*input.value, pass_);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void consume(Value& value, int pass) {
+  if (value.pass != pass) {
+    value.pass = pass;
+    value.done = 0;
+  }
+  ++value.done;
+  settle(value, pass);
+}
+
+Brought bring_back(Tape& tape, Value& value, int pass) {
+  std::vector<c10::intrusive_ptr<Value>> transient;
+  c10::Storage storage;
+  while (!storage) {
+    std::vector<c10::intrusive_ptr<Op>> plan;
+    {
+      TapeLock lock(tape);
+      if (value.alias) {
+        return {value.alias, true};
+      }
+      if (auto here = value.here()) {
+        return {here, value.hold != Hold::Replayed};
+      }
+      plan = ops_needed(value);
+    }
+    for (const auto& op : plan) {
+      Run run(tape, *op, pass);
+      if (!run.take_inputs()) {
+        break;
+      }
+      run.execute();
+      run.publish(pass < 0 ? &transient : nullptr);
+      if (op == value.recipe) {
+        storage = run.result(value);
+      }
+    }
+    TapeLock lock(tape);
+    plan.clear();
+  }
+  if (!transient.empty()) {
+    TapeLock lock(tape);
+    for (auto& held : transient) {
+      if (held->hold == Hold::Replayed) {
+        held->drop();
+      }
+    }
+    transient.clear();
+  }
+  return {storage, false};
+}
+
+}  // namespace retape::detail

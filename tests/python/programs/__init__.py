@@ -1,0 +1,29 @@
+"""Random programs: made as data, printed as Python, run plain and recomputed, compared bit for bit.
+
+    python -m tests.python.programs --count 100000 --seed 0        the long run
+    python -m tests.python.programs --show 17                      one program, as source
+
+A program is a list of steps (`steps.py`) between markers that open and close blocks: scopes,
+checkpointed functions, no_grad, autocast. `maker.py` makes one from a seed, `program.py` prints and
+runs it, `shrink.py` reduces one that fails.
+"""
+
+from .maker import make
+from .program import BACKWARDS, BLOCKS, Program, check, difference, printed, run, source
+from .shrink import report, shrink
+from .steps import KINDS
+
+__all__ = [
+    "BACKWARDS",
+    "BLOCKS",
+    "KINDS",
+    "Program",
+    "check",
+    "difference",
+    "make",
+    "printed",
+    "report",
+    "run",
+    "shrink",
+    "source",
+]

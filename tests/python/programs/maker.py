@@ -1,0 +1,219 @@
+"""Makes the program of a seed: grows it step by step, running each step eagerly on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from typing import Any
+
+import torch
+
+from . import prelude
+from .fillers import LIMIT, NoFit, Values, storage, usable
+from .program import BACKWARDS, INPLACE, Program, Step, run
+from .steps import KINDS
+
+POLICIES = (
+    '"full"',
+    '"full"',
+    "R.Policy.full().anchors(False)",
+    "R.Policy.full().anchors(False)",
+    '"cheap"',
+    '"none"',
+    "coin({seed}, 0.5)",
+    "coin({seed}, 0.2)",
+    "R.Policy.function(coin({seed}, 0.8))",
+    'R.Policy.full().anchors(False).keep_ops(["aten::mul", "aten::mm", "aten::sin"])',
+    'R.Policy.full().keep_ops(["aten::native_dropout", "aten::add", "aten::addmm"])',
+    'R.Policy.none().drop_ops(["aten::mul", "aten::tanh", "aten::native_layer_norm"])',
+    'R.Policy.cheap().drop_ops(["aten::mm", "aten::bmm", "aten::addmm"])',
+)
+LOSS_TERMS = (
+    "{}.float().sum()",
+    "{}.float().mul(0.3).sum()",
+    "{}.float().mean()",
+    "{}.float().sin().sum()",
+)
+
+
+class _Maker:
+    """Grows a program step by step, running each one eagerly to learn shapes and to discard misfits."""
+
+    def __init__(self, rng: random.Random, seed: int) -> None:
+        self.rng = rng
+        self.seed = seed % 2**31
+        self.env: dict[str, Any] = dict(vars(prelude))
+        self.steps: list[Step] = []
+        self.count = 0
+        self.writes_behind = False
+        self.blocks: list[tuple[str, contextlib.ExitStack, set[str], int]] = []
+        self.leaves = self._leaves()
+        self.values = Values(rng, self.env, set(self._tensors()))
+
+    def _tensors(self) -> list[str]:
+        return [n for n, v in self.env.items() if isinstance(v, torch.Tensor)]
+
+    def _leaves(self) -> tuple[str, ...]:
+        b, t, d = (self.rng.choice(c) for c in ((2, 3), (2, 3, 5), (3, 4, 8)))
+        wide = self.rng.choice((1, 1, 4))  # some programs work on tensors of a few KiB
+        d *= wide
+        shapes = {
+            "x": (b, t, d),
+            "y": (b, t, d),
+            "flat": (b * t, d),
+            "w": (d, d),
+            "u": (d, d),
+            "bias": (d,),
+            "gain": (d,),
+            "scale": (),
+            "table": (5, d),
+            "kernel1": (2, t, 3),
+            "kernel2": (2, 1, 2, 2),
+        }
+        lines = [f'{n} = seen.leaf("{n}", {s})' for n, s in shapes.items()]
+        for name, shape in {"buffer": (b, t, d), "column": (d,), "state": (d, d)}.items():
+            lines.append(f'{name} = seen.leaf("{name}", {shape}, grad=False)')
+        lines.append(f'mean = seen.leaf("mean", ({d},), grad=False)')
+        lines.append(f'var = seen.leaf("var", ({d},), grad=False, low=0.5)')
+        lines.append(f'index = seen.indices("index", ({b}, {t}), {t})')
+        self.env["seen"] = prelude.Seen()
+        torch.manual_seed(self.seed)
+        self.env["gen"] = self.env["seen"].generator("gen", self.seed + 1)
+        for line in lines:
+            exec(line, self.env)  # noqa: S102 - our own text
+        return tuple(lines)
+
+    def open(self, block: str, length: int) -> None:
+        self.count += 1
+        holes = {"block": block, "name": f"{block}_{self.count}"}
+        stack = contextlib.ExitStack()
+        if block == "scope":
+            seed = self.rng.randrange(10**6)
+            holes["policy"] = self.rng.choice(POLICIES).format(seed=seed)
+        elif block == "checkpoint":
+            holes["args"] = ", ".join(self.rng.sample(self._tensors(), 2))
+        elif block == "no_grad":
+            stack.enter_context(torch.no_grad())
+        elif block == "autocast":
+            stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+        self.steps.append(Step("open", holes))
+        self.blocks.append((block, stack, set(self._tensors()), len(self.steps) + length))
+
+    def close(self) -> None:
+        _, stack, _, _ = self.blocks.pop()
+        stack.close()
+        self.steps.append(Step("close"))
+
+    def close_those_due(self) -> None:
+        while self.blocks and self.blocks[-1][3] <= len(self.steps):
+            self.close()
+
+    def _before_innermost_function(self) -> set[str]:
+        """Names that a `del` here would make local to a function that did not make them."""
+        functions = [names for block, _, names, _ in self.blocks if block == "checkpoint"]
+        return functions[-1] if functions else set()
+
+    def try_step(self) -> bool:
+        kind = self.rng.choices(list(KINDS.values()), [k.weight for k in KINDS.values()])[0]
+        self.values.recording = any(b[0] in ("scope", "checkpoint") for b in self.blocks)
+        try:
+            holes = kind.fill(self.values)
+        except NoFit:
+            return False
+        if kind.name == "delete" and holes["a"] in self._before_innermost_function() | {"?"}:
+            return False
+        behind = [self.values.behind_a_scope(self.env[holes[letter]]) for letter in kind.writes]
+        results = tuple(f"v{self.count + i}" for i in range(kind.results))
+        step = Step(kind.name, holes, results)
+        touched = [storage(self.env[name]) for name in step.operands]
+        states = torch.get_rng_state(), self.env["gen"].get_state()
+        hooks = torch.autograd.graph.saved_tensors_hooks(self.note_saved, lambda t: t)
+        if kind.name == "func_grad":  # torch.func refuses them
+            hooks = contextlib.nullcontext()
+        try:
+            with hooks:
+                exec(step.text(), self.env)  # noqa: S102 - our own text
+            fits = all(map(self._fits, results))
+        except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+            fits = False
+        if not fits:
+            torch.set_rng_state(states[0])
+            self.env["gen"].set_state(states[1])
+            for name in results:
+                self.env.pop(name, None)
+            return False
+        self.writes_behind |= any(behind)
+        if self.values.recording:
+            self.values.recorded.update(touched, (storage(self.env[name]) for name in results))
+        self.count += len(results)
+        self.steps.append(step)
+        return True
+
+    def _fits(self, name: str) -> bool:
+        value = self.env[name]
+        if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= LIMIT:
+            return False
+        self.values.keep_alive.append(value.detach())
+        if not value.is_floating_point():
+            return True
+        return bool(value.detach().abs().amax() < 100)
+
+    def note_saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.values.saved.add(storage(tensor))
+        self.values.keep_alive.append(tensor.detach())
+        return tensor
+
+
+def _grow(rng: random.Random, seed: int) -> Program | None:
+    maker = _Maker(rng, seed)
+    wanted = rng.choice((5, 8, 12, 20, 30, 45, 60))
+    scope_starts = sorted(rng.sample(range(wanted), rng.choice((1, 1, 1, 2, 3))))
+    if rng.random() < 0.7:
+        scope_starts[0] = 0
+    made = 0
+    for _ in range(wanted * 12):
+        maker.close_those_due()
+        if made >= wanted:
+            break
+        if scope_starts and made >= scope_starts[0]:
+            scope_starts.pop(0)
+            maker.open("scope", rng.randrange(3, wanted + 6))
+        if rng.random() < 0.03 and len(maker.blocks) < 5:
+            block = rng.choice(("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"))
+            maker.open(block, rng.randrange(2, 8))
+        made += maker.try_step()
+    while maker.blocks:
+        maker.close()
+    tensors = {n: v for n, v in maker.env.items() if usable(v)}
+    live = [n for n, v in tensors.items() if n[0] == "v" and n[1:].isdigit() and v.requires_grad]
+    if not live:
+        return None
+    terms = [rng.choice(LOSS_TERMS).format(name) for name in live if rng.random() < 0.7]
+    terms = terms or [f"{live[-1]}.sum()"]
+    rng.shuffle(terms)
+    count = min(len(terms), rng.choice((1, 2, 3)))
+    losses = tuple(tuple(terms[i::count]) for i in range(count))
+    made_here = [n for n in tensors if n[0] == "v" and n[1:].isdigit()]
+    outputs = tuple(n for n in made_here if rng.random() < 0.15)
+    backward = rng.choice(["sum", "sum", *BACKWARDS])
+    return Program(
+        seed, maker.leaves, tuple(maker.steps), losses, outputs, backward, maker.writes_behind
+    )
+
+
+def make(seed: int) -> Program:
+    """The program of that seed. It runs plain; in a few percent eager raises in backward."""
+    for attempt in range(50):
+        rng = random.Random(seed * 1000 + attempt)
+        program = _grow(rng, seed * 1000 + attempt)
+        if program is None:
+            continue
+        plain = run(program)
+        if plain.error is None or (plain.forward_done and INPLACE in str(plain.error)):
+            return program
+        if "derivative" in str(plain.error) or "not implemented" in str(plain.error):
+            simple = dataclasses.replace(program, backward="sum")
+            if run(simple).error is None:
+                return simple
+    raise AssertionError(f"no program for seed {seed}")

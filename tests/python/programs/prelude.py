@@ -1,0 +1,168 @@
+"""What a random program may call. Its source is printed in front of a program that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+
+import torch
+import torch.nn.functional as F  # noqa: F401 - programs call it
+
+
+class Plain:
+    """Stands in for `retape` in the plain run: scopes and regions that do nothing."""
+
+    class Policy:
+        def __getattr__(self, name):
+            return lambda *args, **kwargs: self
+
+    Policy = Policy()
+
+    def recompute(self, policy="full", name=""):
+        return contextlib.nullcontext()
+
+    def checkpoint(self, function, *args, **kwargs):
+        return function(*args, **kwargs)
+
+
+def coin(seed, share):
+    """A policy that keeps about `share` of the values, by a hash: the same choice in every run."""
+    count = 0
+
+    def keep(info):
+        nonlocal count
+        count += 1
+        text = f"{seed} {count} {info.op} {info.output} {info.sizes}"
+        return zlib.crc32(text.encode()) % 1000 < share * 1000
+
+    return keep
+
+
+class Seen:
+    """What a run leaves behind: values, losses, gradients, leaves, states of generators."""
+
+    def __init__(self):
+        self.values = {}
+        self.leaves = {}
+        self.generators = {}
+
+    def leaf(self, name, shape, grad=True, low=-1.0, high=1.0):
+        leaf = torch.empty(shape).uniform_(low, high).requires_grad_(grad)
+        self.leaves[name] = leaf
+        return leaf
+
+    def indices(self, name, shape, high):
+        self.leaves[name] = torch.randint(high, shape)
+        return self.leaves[name]
+
+    def generator(self, name, seed):
+        self.generators[name] = torch.Generator().manual_seed(seed)
+        return self.generators[name]
+
+    def value(self, name, value):
+        self.values[name] = None if value is None else value.detach()
+
+    def grads(self, name, grads):
+        for i, grad in enumerate(grads):
+            self.value(f"{name}[{i}]", grad)
+
+    def finish(self):
+        for name, leaf in self.leaves.items():
+            self.values[f"{name} afterwards"] = leaf.detach()
+            self.values[f"gradient of {name}"] = leaf.grad if leaf.is_leaf else None
+        for name, generator in self.generators.items():
+            self.values[f"state of {name}"] = generator.get_state()
+        self.values["state of the default generator"] = torch.get_rng_state()
+        return self.values
+
+
+def on_another_thread(function):
+    errors = []
+
+    def body():
+        try:
+            function()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def with_grad(values):
+    return [value for value in values if value is not None and value.requires_grad]
+
+
+class SavesInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        (again,) = ctx.saved_tensors
+        return grad * (x + again)
+
+
+class SavesOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * (1 - y * y)
+
+
+class SavesIntermediate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        middle = torch.sigmoid(x)
+        ctx.save_for_backward(x, middle, w)
+        ctx.scale = 0.5
+        return middle * w * ctx.scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, middle, w = ctx.saved_tensors
+        dx = grad * w * ctx.scale * middle * (1 - middle) + 0 * x
+        dw = grad * middle * ctx.scale
+        return dx.sum_to_size(x.shape), dw.sum_to_size(w.shape)
+
+
+class WritesInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.sigmoid_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * y * (1 - y)
+
+
+class TwoOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        order = x.argsort(-1)
+        y = x.gather(-1, order)
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(order, y)
+        return y, order
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        order, y = ctx.saved_tensors
+        return torch.zeros_like(y).scatter(-1, order, grad)

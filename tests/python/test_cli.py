@@ -1,0 +1,252 @@
+"""The command line: what it prints, the files it leaves, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import retape
+from retape import _bits, _text, cli, demo
+from retape._gpt import Size
+from retape.bench import overhead, timing
+
+TINY = ["--steps", "2", "--layers", "2", "--width", "32", "--context", "32", "--batch", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def usage_error(capsys, *words: str) -> str:
+    """What a refused command line says; it must end with 2 and print nothing on stdout."""
+    with pytest.raises(SystemExit) as refused:
+        cli.main(words)
+    assert refused.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def in_process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "retape", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_cmake_dir_holds_the_package_config():
+    done = in_process("--cmake-dir")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1
+    assert (Path(lines[0]) / "RetapeConfig.cmake").is_file()
+
+
+def test_version_names_retape_and_torch(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"retape {retape.__version__} (torch {torch.__version__})\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["dmeo"], "Did you mean demo?"),
+        (["bensh"], "Did you mean bench?"),
+        (["bench", "overheat"], "Did you mean overhead?"),
+        (["bench", "overhead", "--qick"], "Did you mean --quick?"),
+        (["demo", "--step=3"], "Did you mean --steps?"),
+        (["demo", "--json", "x.json", "--sede", "3"], "Did you mean --seed?"),
+        (["xyzzy"], "There is: bench, demo, doctor."),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_the_closest_one_there_is(capsys, words, offered):
+    assert offered in usage_error(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "verb"),
+        (["bench"], "what"),
+        (["demo", "--steps", "many"], "--steps"),
+        (["demo", "--steps", "0"], "expected at least 1"),
+        (["demo", "--width", "30"], "multiple of 4"),
+        (["bench", "overhead", "--rounds", "0"], "expected at least 1"),
+        (["doctor", "--json", "/dev/null/report.json"], "cannot write /dev/null/report.json"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name_before_any_work(capsys, words, told):
+    assert told in usage_error(capsys, *words)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.name)
+def test_help_of_every_verb_ends_with_an_example_that_parses(capsys, verb):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*verb.name.split(), "--help"])
+    assert ended.value.code == 0
+    example = capsys.readouterr().out.rstrip().splitlines()[-1].strip()
+    assert example.startswith(f"retape {verb.name}")
+    words = example.split()[1:]
+    assert cli.build_parser(words).parse_args(words).chosen is verb
+
+
+def test_doctor_replays_for_real_and_leaves_its_artefact(capsys):
+    assert cli.main(["doctor"]) == 0
+    assert "bit-identical" in capsys.readouterr().out
+    left = json.loads(Path("build/doctor.json").read_text())
+    assert left["format"] == "retape/1"
+    assert left["verb"] == "doctor"
+    assert left["exit_code"] == 0
+    assert left["environment"]["torch"] == torch.__version__
+
+
+def test_json_to_stdout_is_json_and_nothing_else(capsys):
+    assert cli.main(["doctor", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["verb"] == "doctor"
+    assert "retape doctor" in err
+    assert not Path("build").exists()
+
+
+def test_demo_proves_every_gradient_and_says_where_its_reports_are(capsys):
+    assert cli.main(["demo", *TINY]) == 0
+    out = capsys.readouterr().out
+    assert out.count("every gradient bit-identical") == 2
+    for path in ("build/demo/report.md", "build/demo/report.json"):
+        assert path in out
+        assert Path(path).is_file()
+
+    copies = json.loads(Path("build/demo/report.json").read_text())["result"]["copies"]
+    assert [entry["name"] for entry in copies] == ["plain", "full", "cheap"]
+    for entry in copies[1:]:
+        assert entry["gradients_compared"] == entry["gradients_identical"] > 0
+        assert entry["ops_replayed_per_step"] > 0
+        assert entry["peak_bytes"] < copies[0]["peak_bytes"]
+        assert entry["losses"] == copies[0]["losses"]
+
+
+def test_demo_prints_no_colour_codes_where_nobody_watches():
+    done = in_process("demo", *TINY, "--output", "out", NO_COLOR="1", CI="1")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert Path("out/report.md").read_text().startswith("# GPT of 2 layers")
+    assert sorted(path.name for path in Path().iterdir()) == ["out"]
+
+
+def trained_pair() -> list[demo.Copy]:
+    size = Size(layers=1, width=16, context=16, batch=2)
+    copies = demo.make_copies(["plain", "full"], size, seed=1)
+    demo.train(copies, size, steps=1, seed=1, on_step=lambda *_: None)
+    return copies
+
+
+def test_demo_says_different_when_one_bit_of_one_gradient_differs():
+    copies = trained_pair()
+    assert demo.verdict(copies) is _text.Exit.OK
+    weight = copies[1].model.head.weight
+    weight.grad.view(torch.int32)[0, 0] ^= 1
+    demo.compare_gradients(copies[0], copies[1], step=9)
+    assert demo.verdict(copies) is _text.Exit.DIFFERENT
+    assert copies[1].differences == ["step 9: gradient of head.weight"]
+
+
+def test_demo_says_vacuous_when_nothing_was_replayed():
+    copies = trained_pair()
+    copies[1].ops_replayed = 0
+    assert demo.verdict(copies) is _text.Exit.VACUOUS
+    assert "nothing was proved" in demo.verdict_text(copies[1])
+
+
+def test_bench_overhead_fills_every_row_and_finds_identical_gradients(monkeypatch, capsys):
+    monkeypatch.setattr(overhead, "OPS", 20)
+    monkeypatch.setattr(overhead, "REGIONS", 2)
+    assert cli.main(["bench", "overhead", "--rounds", "2", "--warmup", "0"]) == 0
+    result = json.loads(Path("build/bench/overhead.json").read_text())["result"]
+    assert len(result["rows"]) == len(overhead.variants()) * len(overhead.WORKLOADS)
+    assert all(row["gradients_identical"] for row in result["rows"])
+    replayed = {(row["variant"], row["workload"]): row["ops_replayed"] for row in result["rows"]}
+    assert replayed["dropped", "sin"] > 0
+    assert replayed["dropped", "x*w"] > 0
+    assert replayed["none", "sin"] == replayed["kept", "sin"] == 0
+    assert "retape.checkpoint" in capsys.readouterr().out
+
+
+def test_bench_overhead_fails_when_a_row_differs_or_with_check_misses_its_target():
+    def row(variant: str, **changes) -> dict:
+        base = {"gradients_identical": True, "ops_replayed": 5, "saves_per_op": 1}
+        return {"variant": variant, "target_met": True, **base, **changes}
+
+    def verdict(*rows: dict, check: bool = False) -> _text.Exit:
+        return overhead._verdict({"rows": list(rows)}, check)
+
+    assert verdict(row("none"), row("dropped")) is _text.Exit.OK
+    assert verdict(row("none", gradients_identical=False)) is _text.Exit.DIFFERENT
+    assert verdict(row("reentrant", gradients_identical=False)) is _text.Exit.OK
+    assert verdict(row("dropped", ops_replayed=0)) is _text.Exit.VACUOUS
+    assert verdict(row("none", target_met=False)) is _text.Exit.OK
+    assert verdict(row("none", target_met=False), check=True) is _text.Exit.REGRESSION
+
+
+def test_interleaving_compares_runs_of_the_same_round():
+    ticks = iter([10, 20, 300, 600, 50, 25])  # eager, slow | slow, eager | eager, slow
+    seen = []
+
+    def run(name: str):
+        seen.append(name)
+        return (next(ticks),)
+
+    times = timing.interleave(
+        {"eager": lambda: run("eager"), "slow": lambda: run("slow")}, "eager", 3, 0
+    )
+    assert seen == ["eager", "slow", "slow", "eager", "eager", "slow"]
+    assert times["slow"].ratios == [2.0, 0.5, 0.5]
+    assert times["slow"].ratio()[1] == 0.5
+    assert timing.noise_warnings(list(times.values()))[0].startswith("noisy: in 1 of 2 rows")
+
+
+def test_a_time_is_lost_to_warm_up_and_the_settings_come_back():
+    threads = torch.get_num_threads()
+    with timing.quiet_process():
+        times = timing.interleave({"eager": lambda: (1, 2)}, "eager", rounds=2, warmup=3)
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
+    assert times["eager"].rounds == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (19 << 20, "19.0 MiB"), (3 << 29, "1.5 GiB")],
+)
+def test_bytes_are_printed_with_their_unit(count, text):
+    assert _text.format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.50 s"), (0.0123, "12.3 ms"), (4.2e-5, "42.0 us")]
+)
+def test_times_are_printed_with_their_unit(seconds, text):
+    assert _text.format_seconds(seconds) == text
+
+
+def test_same_bits_tells_zeros_shapes_dtypes_and_nothing_apart():
+    zero, minus = torch.tensor([0.0]), torch.tensor([-0.0])
+    assert torch.equal(zero, minus)
+    assert not _bits.same_bits(zero, minus)
+    assert _bits.same_bits(torch.tensor(float("nan")), torch.tensor(float("nan")))
+    assert not _bits.same_bits(zero, zero.double())
+    assert not _bits.same_bits(zero, zero.reshape(1, 1))
+    assert not _bits.same_bits(zero, None)
+    assert _bits.same_bits(None, None)
+    assert _bits.same_bits(torch.eye(3)[:, :2], torch.eye(3)[:, :2].contiguous())

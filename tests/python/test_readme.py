@@ -1,0 +1,86 @@
+"""What README.md and examples/python show runs as shown, and does what the text says."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import retape
+from retape._bits import same_bits
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((ROOT / "examples" / "python").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_of_the_readme_is_the_quickstart_example():
+    assert blocks(README, "python")[0] == (ROOT / "examples/python/quickstart.py").read_text()
+
+
+def test_the_cpp_of_the_readme_is_the_marked_part_of_the_quickstart_example():
+    source = (ROOT / "examples/cpp/quickstart.cpp").read_text(encoding="utf-8")
+    marked = source.split("// readme: begin\n")[1].split("// readme: end")[0]
+    assert blocks(README, "cpp")[0] == marked
+
+
+def test_the_python_of_the_readme_runs_and_its_gradients_are_plain_ones(capsys):
+    names = runpy.run_path(str(ROOT / "examples/python/quickstart.py"))
+    replayed, dropped = map(int, re.findall(r"\d+", capsys.readouterr().out))
+    assert replayed > 0
+    assert dropped > 0
+    model, x = names["model"], names["x"]
+    found = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    assert all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
+    assert torch.equal(names["y"], model(x))
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_and_prints(path, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+    assert not list(tmp_path.iterdir())  # an example leaves nothing behind
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", prose)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_names_that_pages_use_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for path in set(re.findall(r"\bretape((?:\.[A-Za-z_]\w*)+)\(", text)):
+        found = retape
+        for name in path[1:].split("."):
+            assert hasattr(found, name), f"{page.name} uses retape{path}"
+            found = getattr(found, name)
