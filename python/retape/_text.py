@@ -39,7 +39,7 @@ def make_console(to_stderr: bool = False) -> Console:
         file=stream,
         force_terminal=interactive,
         no_color=True if os.environ.get("NO_COLOR") or not interactive else None,
-        width=None if interactive else 120,
+        width=None if interactive else 124,
         highlight=False,
     )
 

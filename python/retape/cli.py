@@ -96,7 +96,7 @@ def _offer(word: str, known: Sequence[str]) -> str:
 
 def cmake_dir() -> Path:
     """The folder that holds RetapeConfig.cmake."""
-    return Path(__file__).resolve().parent / "lib" / "cmake" / "Retape"
+    return Path(__file__).absolute().parent / "lib" / "cmake" / "Retape"
 
 
 class _CMakeDir(argparse.Action):

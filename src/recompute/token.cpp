@@ -25,7 +25,7 @@ Token::~Token() {
   if (consumed_ != Value::kNoPass && value_->pass == consumed_) {
     --value_->done;
   }
-  settle(*value_, value_->pass);
+  settle(*value_, torch::autograd::get_current_graph_task_id());
   value_.reset();
 }
 

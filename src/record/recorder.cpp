@@ -484,10 +484,9 @@ void Recorder::enter(Flight& flight, const Made& made) {
   } else {
     value->uninitialized = true;
   }
-  Value& entered = *value;
-  set_current(storage.unsafeGetStorageImpl(), std::move(value));
+  set_current(storage.unsafeGetStorageImpl(), value);
   if (flight.op && region().decider) {
-    region().decider->made(entered);
+    region().decider->made(*value);
   }
 }
 

@@ -3,6 +3,8 @@
 #include "record/tape.h"
 #include "recompute/errors.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 namespace retape::detail {
 
 c10::weak_intrusive_ptr<c10::StorageImpl> Value::nullptr_storage() {
@@ -89,8 +91,7 @@ Op::~Op() {
     if (value.pass == satisfied && satisfied != Value::kNoPass) {
       --value.done;
     }
-    // Only the pass the value itself last saw matters here: in another, nothing is done yet.
-    settle(value, value.pass);
+    settle(value, torch::autograd::get_current_graph_task_id());
   }
 }
 

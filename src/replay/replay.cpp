@@ -17,11 +17,25 @@ namespace {
 constexpr c10::DispatchKeySet kNotInReplay = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
     c10::autocast_dispatch_keyset | c10::DispatchKeySet(kKey);
 
+// It ran in this pass, but what it made is needed once more: so is what it is made from.
+void unsatisfy(Op& op, int pass) {
+  if (op.satisfied != pass) {
+    return;
+  }
+  op.satisfied = Value::kNoPass;
+  for (const auto& input : op.inputs) {
+    if (input.value && input.value->pass == pass) {
+      --input.value->done;
+    }
+  }
+}
+
 // Ops that must run, in forward's order, so that `value` is there. Under the lock.
-std::vector<c10::intrusive_ptr<Op>> ops_needed(Value& value) {
+std::vector<c10::intrusive_ptr<Op>> ops_needed(Value& value, int pass) {
   std::vector<c10::intrusive_ptr<Op>> needed{value.recipe};
   ska::flat_hash_map<const Op*, bool> seen{{value.recipe.get(), true}};
   for (size_t i = 0; i < needed.size(); ++i) {
+    unsatisfy(*needed[i], pass);
     for (const auto& input : needed[i]->inputs) {
       if (!input.value || input.value->here()) {
         continue;
@@ -237,7 +251,7 @@ Brought bring_back(Tape& tape, Value& value, int pass) {
       if (auto here = value.here()) {
         return {here, value.hold != Hold::Replayed};
       }
-      plan = ops_needed(value);
+      plan = ops_needed(value, pass);
     }
     for (const auto& op : plan) {
       Run run(tape, *op, pass);

@@ -46,8 +46,15 @@ NO_SECOND_DERIVATIVE = {
     "sparse_sampled_addmm": "its gradient is sparse CSR, which autograd cannot differentiate again",
 }
 
-# Entries for which eager saves nothing that a tape could drop.
-NOTHING_TO_REPLAY: dict[str, str] = {}
+# Entries that leave a tape nothing to drop.
+NOTHING_TO_REPLAY = {
+    "to_sparse": "saves nothing, and what is made of a sparse tensor is kept",
+}
+
+
+def _determined(sample: Any) -> bool:
+    """Not lstsq's default driver: gelsy reads pivots that no one wrote, eager differs from itself."""
+    return sample.kwargs.get("driver", "") not in (None, "gelsy")
 
 
 class Outcome:
@@ -174,6 +181,7 @@ def _chosen(op: Any, dtype: torch.dtype) -> list[Any]:
     samples = list(op.sample_inputs("cpu", dtype, requires_grad=True))
     while len(samples) < wanted and samples:
         samples += list(op.sample_inputs("cpu", dtype, requires_grad=True))  # new random values
+    samples = [s for s in samples if _determined(s)]
     small = [s for s in samples if _numel(s) <= MAX_NUMEL]
     samples = small if len(small) >= min(3, wanted) else sorted(samples, key=_numel)[:wanted]
     picks = list(dict.fromkeys((0, len(samples) // 2, len(samples) - 1)))[: max(wanted, 2)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -31,6 +31,10 @@ class Times:
         """Of one phase, or of their sum."""
         return quartiles([_total(r) if phase is None else r[phase] for r in self.rounds])[1]
 
+    def least_ns(self) -> int:
+        """The quickest round: what is left of the time when nobody else disturbs."""
+        return min(_total(phases) for phases in self.rounds)
+
     def ratio(self) -> tuple[float, float, float]:
         """Lower quartile, median and upper quartile."""
         return quartiles(self.ratios)
@@ -41,21 +45,30 @@ def _total(phases: Phases) -> int:
 
 
 @contextmanager
-def quiet_process(threads: int = 1):
-    """One thread and no garbage collector, as long as it is open."""
+def threads(count: int) -> Iterator[None]:
+    """That many threads inside an op, as long as it is open."""
     import torch
 
     before = torch.get_num_threads()
-    collecting = gc.isenabled()
-    torch.set_num_threads(threads)
-    gc.collect()
-    gc.disable()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def quiet_process() -> Iterator[None]:
+    """One thread and no garbage collector, as long as it is open."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with threads(1):
+            yield
+    finally:
         if collecting:
             gc.enable()
-        torch.set_num_threads(before)
 
 
 def interleave(

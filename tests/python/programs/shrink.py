@@ -129,22 +129,21 @@ def _simplifications(program: Program) -> Iterator[Program]:
             )
 
 
-def same_failure(wanted: str) -> Callable[[Program], bool]:
-    """Fails, and in the same manner: an error stays an error, a difference a difference."""
-    raises = "recomputed" in wanted
+def same_failure(program: Program) -> Callable[[Program], bool]:
+    """Fails in the same manner: where one of the two runs raised, it raises, and else both end."""
 
-    def fails(program: Program) -> bool:
-        found, plain, _ = check(program)
-        if plain.error is not None and INPLACE not in str(plain.error):
-            return False
-        return found is not None and ("recomputed" in found) == raises
+    def manner(candidate: Program) -> tuple[bool, bool, bool]:
+        found, plain, recomputed = check(candidate)
+        known = plain.error is None or INPLACE in str(plain.error)
+        return found is not None and known, plain.error is None, recomputed.error is None
 
-    return fails
+    wanted = manner(program)
+    return lambda candidate: manner(candidate) == wanted
 
 
 def report(program: Program, found: str) -> tuple[str, Program]:
     """What differs in the smallest program that still fails, and that program."""
-    small = shrink(program, same_failure(found))
+    small = shrink(program, same_failure(program))
     again, _, _ = check(small)
     count, size = (sum(s.kind in KINDS for s in p.steps) for p in (program, small))
     return (

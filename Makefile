@@ -1,0 +1,71 @@
+# `make demo` and `make test` do all set-up on a fresh machine; what is done once is not done twice.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+BUILD := build
+SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake include src bindings python -type f -not -name '*.pyc')
+CPP_TESTS := $(shell find tests/cpp examples/cpp -type f)
+WORKERS ?= 2
+N ?= 100000
+SEED ?= 0
+
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+export CCACHE_SLOPPINESS := pch_defines,time_macros
+export CMAKE_GENERATOR := Ninja
+
+.PHONY: demo test test-cpp test-python setup build fuzz sanitize bench lint clean
+
+demo: build
+	$(PY) -m retape demo
+
+test: build lint test-cpp test-python
+
+setup: $(BUILD)/.system $(VENV)/.ready
+build: $(BUILD)/.installed
+
+$(BUILD)/.system: tools/system_packages.sh
+	tools/system_packages.sh
+	@mkdir -p $(BUILD) && touch $@
+
+$(VENV)/.ready: tools/python_packages.sh pyproject.toml | $(BUILD)/.system
+	PYTHON=$(PYTHON) VENV=$(VENV) tools/python_packages.sh
+	@touch $@
+
+# --no-build-isolation: built against the torch that it will run with.
+$(BUILD)/.installed: $(SOURCES) | $(VENV)/.ready
+	$(PY) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+# The C++ tests are a C++ user's project: they find the installed package.
+$(BUILD)/tests/.built: $(BUILD)/.installed $(CPP_TESTS)
+	cmake -S tests/cpp -B $(BUILD)/tests -DRetape_DIR="$$($(PY) -m retape --cmake-dir)" \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRETAPE_BUILD_EXAMPLES=ON > $(BUILD)/tests.configure.log \
+	  || (cat $(BUILD)/tests.configure.log; false)
+	cmake --build $(BUILD)/tests
+	@touch $@
+
+test-cpp: $(BUILD)/tests/.built
+	ctest --test-dir $(BUILD)/tests --output-on-failure
+
+test-python: build $(BUILD)/tests/.built
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python
+
+# Random programs without end: N of them, from SEED on. A failing one is shrunk and printed.
+fuzz: build
+	OMP_NUM_THREADS=1 $(PY) -m tests.python.programs --count $(N) --seed $(SEED)
+
+# C++ tests under AddressSanitizer with UBSan, then under ThreadSanitizer.
+sanitize: $(BUILD)/.installed
+	PY=$(PY) tools/sanitize.sh address
+	PY=$(PY) tools/sanitize.sh thread
+
+bench: build
+	$(PY) -m retape bench overhead
+
+lint: | $(VENV)/.ready
+	$(VENV)/bin/ruff check --quiet python tests examples
+
+clean:
+	rm -rf $(BUILD) $(VENV)

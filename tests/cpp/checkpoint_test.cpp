@@ -1,0 +1,64 @@
+#include "support.h"
+
+namespace retape::testing {
+namespace {
+
+struct Pair {
+  Tensor first;
+  int second;
+};
+
+TEST(Checkpoint, AnyCallableAnyArgumentsAnyResult) {
+  const auto scaled = [](Tensor t, double s) { return (t * s).sin(); };
+  const auto both = [](const Tensor& t) {
+    auto a = t.exp().sin();
+    auto b = t.cos().exp();
+    return std::make_tuple(a, b);
+  };
+  const auto listed = [](const std::vector<Tensor>& ts) { return Pair{ts[0].sigmoid().exp(), 3}; };
+
+  const auto x = leaf({4, 4});
+  const auto a = checkpoint(scaled, x, 2.0);
+  const auto [b, c] = checkpoint(both, x);
+  const auto d = checkpoint(listed, std::vector<Tensor>{x});
+  (a.sum() + b.sum() + c.sum() + d.first.sum() * d.second).backward();
+
+  const auto y = leaf({4, 4});
+  const auto e = scaled(y, 2.0);
+  const auto [f, g] = both(y);
+  const auto h = listed({y});
+  (e.sum() + f.sum() + g.sum() + h.first.sum() * h.second).backward();
+  EXPECT_TRUE(same_bits(x.grad(), y.grad()));
+}
+
+TEST(Checkpoint, CallsTheFunctionOnce) {
+  const auto x = leaf({4});
+  int calls = 0;
+  const auto y = checkpoint([&](const Tensor& t) { return ++calls, t.sin().exp().sin(); }, x);
+  y.sum().backward();
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(Checkpoint, IsAPlainCallWithoutGradients) {
+  torch::NoGradGuard guard;
+  const auto x = leaf({4});
+  bool recording = true;
+  checkpoint([&] { recording = is_recording(); return x.sin(); });
+  EXPECT_FALSE(recording);
+}
+
+TEST(Checkpoint, HoldsItsInputsOnly) {
+  const auto w1 = leaf({128, 512}, 1), w3 = leaf({128, 512}, 2), w2 = leaf({512, 128}, 3);
+  MemoryMeter meter;
+  auto x = leaf({256, 128});
+  const auto bytes = meter.current();
+  CheckpointOptions options;
+  options.name = "swiglu";
+  for (int i = 0; i < 8; ++i) {
+    x = checkpoint(options, [&](const Tensor& t) { return (torch::silu(t.mm(w1)) * t.mm(w3)).mm(w2); }, x);
+  }
+  EXPECT_EQ(meter.current(), 9 * bytes);
+}
+
+}  // namespace
+}  // namespace retape::testing

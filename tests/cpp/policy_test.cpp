@@ -1,0 +1,169 @@
+// Which values are kept and which are dropped.
+#include "support.h"
+
+namespace retape::testing {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+// 1 MiB of float.
+Tensor mib(uint64_t seed = 7) {
+  return leaf({512, 512}, seed);
+}
+
+TEST(Policy, NoneKeepsWhatAutogradWouldKeep) {
+  const auto x = mib();
+  MemoryMeter meter;
+  Recompute scope(Policy::none());
+  auto y = x.sin().sin().sin().sum();
+  scope.close();
+  EXPECT_EQ(meter.current(), 2 * kMiB + 4);
+  EXPECT_EQ(scope.stats().values_kept, 3u);
+  EXPECT_EQ(scope.stats().values_dropped, 0u);
+}
+
+TEST(Policy, FullWithoutAnchorsHoldsNothingOfItsOwn) {
+  const auto x = mib();
+  MemoryMeter meter;
+  Recompute scope(drop_all());
+  auto y = x.sin().sin().sin().sum();
+  scope.close();
+  EXPECT_EQ(meter.current(), 4);
+  EXPECT_EQ(scope.stats().values_dropped, 2u);
+  EXPECT_EQ(scope.stats().bytes_dropped, static_cast<uint64_t>(2 * kMiB));
+}
+
+TEST(Policy, FullKeepsAnchorsAboutTheSquareRoot) {
+  const auto x = mib();
+  for (int step = 0; step < 2; ++step) {
+    x.mutable_grad() = Tensor();
+    MemoryMeter meter;
+    Tensor y = x;
+    Recompute scope(Policy::full());
+    for (int i = 0; i < 64; ++i) {
+      y = y.sin();
+    }
+    auto loss = y.sum();
+    y = Tensor();
+    scope.close();
+    loss.backward();
+    EXPECT_LE(meter.peak(), 17 * kMiB + 64);
+    EXPECT_LE(scope.stats().ops_replayed, 64u);
+    EXPECT_GT(scope.stats().anchors, 3u);
+  }
+}
+
+TEST(Policy, AnchorsAreSetWhereForwardIsNarrow) {
+  // Blocks that widen eightfold inside: an anchor inside a block would cost 8 MiB.
+  const auto x = mib();
+  const auto w = leaf({512, 8}, 8);
+  Tensor y = x;
+  Recompute scope(Policy::full());
+  for (int i = 0; i < 24; ++i) {
+    auto wide = torch::cat({y, y, y, y, y, y, y, y}).sin();
+    wide = (wide * 0.5).exp();
+    y = wide.view({8, 512, 512}).sum(0) + y;
+  }
+  const auto loss = y.sum();
+  scope.close();
+  ASSERT_GT(scope.stats().anchors, 0u);
+  EXPECT_EQ(scope.stats().bytes_anchored, scope.stats().anchors * kMiB);
+}
+
+TEST(Policy, CheapReplaysNoMatrixProduct) {
+  const auto x = leaf({64, 64});
+  const auto w1 = leaf({64, 256}, 8);
+  const auto w3 = leaf({64, 256}, 9);
+  const auto w2 = leaf({256, 64}, 10);
+  MemoryMeter meter;
+  Recompute scope(Policy::cheap());
+  auto y = (torch::silu(x.mm(w1)) * x.mm(w3)).mm(w2);
+  scope.close();
+  // Held: gate and up (silu, product and x are replayed or given), and the result.
+  EXPECT_EQ(meter.current(), 2 * 64 * 256 * 4 + 64 * 64 * 4);
+  y.sum().backward();
+  EXPECT_EQ(scope.stats().ops_replayed, 2u);  // silu, mul
+}
+
+TEST(Policy, CheapKeepsAnUnsavedValueWhereThatIsFewerBytes) {
+  // Saved are four wide products of one narrow value that autograd itself never saves.
+  const auto x = leaf({64, 64});
+  MemoryMeter meter;
+  Recompute scope(Policy::cheap());
+  const auto narrow = x.mm(x.detach()).sum(1, true) + 1;  // a column
+  Tensor total = torch::zeros({});
+  for (int i = 1; i <= 4; ++i) {
+    total = total + (narrow.expand({64, 256}) * static_cast<double>(i)).sin().sum();
+  }
+  scope.close();
+  EXPECT_LT(meter.current(), 64 * 256 * 4);
+  EXPECT_EQ(scope.stats().values_dropped, 4u);
+}
+
+TEST(Policy, KeepOpsCutsReplayThere) {
+  const auto x = leaf({64, 64});
+  const auto w = leaf({64, 64}, 8);
+  const auto replayed = [&](const Policy& policy) {
+    x.mutable_grad() = Tensor();
+    Recompute scope(policy);
+    const auto loss = x.mm(w).sin().mm(w).sin().sum();
+    scope.close();
+    loss.backward();
+    return scope.stats().ops_replayed;
+  };
+  EXPECT_EQ(replayed(drop_all()), 3u);                        // mm, sin, mm
+  EXPECT_EQ(replayed(drop_all().keep_ops({"aten::mm"})), 1u);  // sin
+  EXPECT_EQ(replayed(Policy::none().drop_ops({"aten::sin"})), 1u);
+}
+
+TEST(Policy, OwnFunctionIsToldWhatItDecidesOn) {
+  const auto x = leaf({8, 16});
+  std::vector<std::string> seen;
+  Recompute scope(
+      Policy::function([&](const ValueInfo& info) {
+        seen.push_back(info.op + " " + info.region + " " + std::to_string(info.bytes));
+        EXPECT_EQ(info.dtype, c10::kFloat);
+        return info.cheap ? Decision::Drop : Decision::Keep;
+      }),
+      "block");
+  const auto loss = x.mm(x.t()).sin().sum();
+  scope.close();
+  EXPECT_EQ(seen, (std::vector<std::string>{"aten::mm block 256", "aten::sin block 256", "aten::sum block 4"}));
+  EXPECT_EQ(scope.stats().values_dropped, 0u);  // sin saves mm's result, which is kept
+}
+
+TEST(Policy, NestedScopesCompose) {
+  const auto x = leaf({32, 32});
+  const auto w = leaf({32, 32}, 8);
+  const auto step = [&](const Policy* outer, const Policy* inner) {
+    x.mutable_grad() = w.mutable_grad() = Tensor();
+    std::optional<Recompute> outside;
+    if (outer) {
+      outside.emplace(*outer, "outer");
+    }
+    auto y = torch::gelu(x.mm(w));
+    {
+      std::optional<Recompute> inside;
+      if (inner) {
+        inside.emplace(*inner, "inner");
+      }
+      y = torch::softmax(y.mm(w) * 2, -1).exp();
+    }
+    const auto loss = y.mm(w).sin().sum();
+    outside.reset();
+    loss.backward();
+    return std::make_pair(x.grad(), w.grad());
+  };
+  const auto plain = step(nullptr, nullptr);
+  const std::vector<Policy> all{Policy::none(), drop_all(), Policy::full(), Policy::cheap()};
+  for (const auto& outer : all) {
+    for (const auto& inner : all) {
+      const auto grads = step(&outer, &inner);
+      EXPECT_TRUE(same_bits(plain.first, grads.first)) << outer.describe() << " / " << inner.describe();
+      EXPECT_TRUE(same_bits(plain.second, grads.second)) << outer.describe() << " / " << inner.describe();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace retape::testing

@@ -1,0 +1,48 @@
+"""Runs a function in a forked child, so that a crash or an endless loop is a result like any other."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class ChildFailed(Exception):
+    """The child crashed, did not end in time, or raised: the text says which."""
+
+
+def in_child(function: Callable[[], Any], seconds: float) -> Any:
+    """The result of `function`, computed in a child process; ChildFailed if there is none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            answer = (True, function())
+        except BaseException:  # noqa: BLE001 - the parent reports it
+            answer = (False, traceback.format_exc())
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(answer, pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        in_time = bool(select.select([pipe], [], [], seconds)[0])
+        if not in_time:
+            os.kill(child, signal.SIGKILL)
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not in_time:
+        raise ChildFailed(f"no end after {seconds:g} seconds")
+    if not data:
+        number = os.waitstatus_to_exitcode(status)
+        raise ChildFailed(
+            f"the process died: {signal.Signals(-number).name if number < 0 else number}"
+        )
+    fine, value = pickle.loads(data)
+    if not fine:
+        raise ChildFailed(value)
+    return value

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Makes the virtual environment and fills it. torch comes first: whatever depends on it then finds
+# the version that Retape is written for.
+set -euo pipefail
+
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+"${pip[@]}" torch==2.13.0
+"${pip[@]}" 'scikit-build-core>=0.10' 'rich>=13' numpy pytest pytest-xdist pytest-timeout \
+  hypothesis expecttest ruff
