@@ -24,4 +24,12 @@ size_t Frontier::bytes() {
   return total;
 }
 
+void Frontier::forget_roots() {
+  values_.erase(
+      std::remove_if(
+          values_.begin(), values_.end(),
+          [](const auto& value) { return !value->recipe && value->hold == Hold::None; }),
+      values_.end());
+}
+
 }  // namespace retape::detail

@@ -15,6 +15,7 @@ class Frontier {
   void add(Value& value);
   size_t bytes();  // in use now; forgets what has died
   const std::vector<c10::intrusive_ptr<Value>>& values() const { return values_; }
+  void forget_roots();  // values without a recipe: what holds them from now on is not seen here
   void clear() { values_.clear(); }
 
  private:

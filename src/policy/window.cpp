@@ -79,8 +79,11 @@ void Window::saved(Value& value) {
 }
 
 void Window::before_op() {
-  if (held_.size() >= kMostOps ||
-      (saved_ > 0 && held_bytes_ >= (kNarrow + 1) * std::max<size_t>(1, frontier_.bytes()))) {
+  if (saved_ == 0 && held_.size() < kMostOps) {
+    return;
+  }
+  const size_t in_use = frontier_.bytes();
+  if (held_.size() >= kMostOps || (in_use > 0 && held_bytes_ >= (kNarrow + 1) * in_use)) {
     decide();
   }
 }
@@ -148,9 +151,37 @@ void Window::decide() {
       shelf_.sever(*value);
     }
   }
+  cut_long_chains();
+  frontier_.forget_roots();
   held_.clear();
   held_bytes_ = 0;
   saved_ = 0;
+}
+
+// What is in use at the end of the window and would be replayed through it from an earlier one is
+// kept: replay chains span two windows at most, however long forward is.
+void Window::cut_long_chains() {
+  ska::flat_hash_map<const Value*, bool> from_before;  // of this window
+  for (const auto& value : held_) {
+    bool reaches = false;
+    if (value->recipe) {
+      for (const auto& input : value->recipe->inputs) {
+        if (input.value && input.value->hold == Hold::None && input.value->recipe) {
+          const auto it = from_before.find(input.value.get());
+          reaches |= it == from_before.end() || it->second;
+        }
+      }
+    }
+    from_before[value.get()] = reaches;
+  }
+  for (const auto& value : frontier_.values()) {
+    const auto it = from_before.find(value.get());
+    if (it != from_before.end() && it->second && value->hold == Hold::None &&
+        value->in_use_elsewhere()) {
+      shelf_.keep(*value);
+      shelf_.sever(*value);
+    }
+  }
 }
 
 }  // namespace retape::detail

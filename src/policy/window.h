@@ -27,6 +27,7 @@ class Window final : public Decider {
   static constexpr size_t kMostOps = 512;  // a forward without narrow places is cut anyway
 
   void decide();
+  void cut_long_chains();
   bool replays(const Op& op) const;  // cheaply, or because the user says so
 
   Region& region_;

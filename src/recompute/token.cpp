@@ -4,6 +4,8 @@
 #include "record/recorder.h"
 #include "replay/replay.h"
 
+#include <retape/error.h>
+
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -32,9 +34,9 @@ Token::~Token() {
 void Token::call_pack_hook(const at::Tensor& tensor) {
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();
   version_ = counter_.current_version();
-  leaf_ = tensor.is_leaf();
+  leaf_ = tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
   if (!is_plain(tensor)) {
-    original_ = leaf_ ? tensor : tensor.detach();  // with its history it would hold itself
+    original_ = tensor.is_leaf() ? tensor : tensor.detach();  // with its history it would hold itself
     return;
   }
   view_ = View(tensor);
@@ -75,6 +77,13 @@ at::Tensor Token::call_unpack_hook() {
     }
   }
   return tensor_on(brought.storage, brought.shared);
+}
+
+std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> Token::retrieve_unpack_hook_data()
+    const {
+  throw UsageError(
+      "[recompute] compiled autograd traces backward and cannot trace replay. Fix: run this backward "
+      "without torch._dynamo.compiled_autograd, or forward without a scope.");
 }
 
 }  // namespace retape::detail

@@ -28,7 +28,8 @@ constexpr std::array kHiddenState{
     Names("aten::_cudnn_init_dropout_state"),
 };
 
-// Memory that nobody has written: never a recipe, until an op overwrites all of it.
+// Memory made to be written, often by kernels that the dispatcher cannot see (Triton, numpy, C
+// extensions; those that accumulate want zeros): never a recipe, until an op overwrites all of it.
 constexpr std::array kUninitialized{
     Names("aten::empty"),
     Names("aten::empty_like"),
@@ -36,7 +37,9 @@ constexpr std::array kUninitialized{
     Names("aten::empty_permuted"),
     Names("aten::new_empty"),
     Names("aten::new_empty_strided"),
-    Names("aten::_empty_affine_quantized"),
+    Names("aten::zeros"),
+    Names("aten::zeros_like"),
+    Names("aten::new_zeros"),
 };
 
 // In-place ops that leave nothing of what was there (out= variants are known by their tag).
@@ -142,15 +145,12 @@ constexpr std::array kCheap{
     Names("aten::index"),
     Names("aten::embedding"),
     Names("aten::native_dropout"),
-    Names("aten::zeros"),
-    Names("aten::zeros_like"),
     Names("aten::ones"),
     Names("aten::ones_like"),
     Names("aten::full"),
     Names("aten::full_like"),
     Names("aten::arange"),
     Names("aten::scalar_tensor"),
-    Names("aten::new_zeros"),
     Names("aten::new_ones"),
     Names("aten::new_full"),
     Names("aten::linalg_vector_norm"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from tests.python.bits import assert_same_bits, explain_difference, same_bits
 
 NAN, INF = float("nan"), float("inf")

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
-import retape
 import torch
+from tests.python.bits import explain_difference
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tests.python.bits import explain_difference
+import retape
 
 ENTRIES = [op for op in op_db if op.supports_autograd]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import retape
 import torch
 import torch.nn.functional as F
+from tests.python.bits import assert_same_bits, same_bits
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from tests.python.bits import assert_same_bits, same_bits
+import retape
 
 Way = Callable[..., Any]
 Case = Callable[[Way], Any]

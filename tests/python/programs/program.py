@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import retape
-
 from tests.python.bits import explain_difference
+
+import retape
 
 from . import prelude
 from .steps import KINDS
