@@ -6,6 +6,8 @@
     print(m.peak, m.held)
 """
 
+from typing import Self
+
 import torch
 
 from retape import _C
@@ -25,7 +27,7 @@ class Meter:
         self._record_timeline = timeline
         self._meter: _C.MemoryMeter | None = None
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> Self:
         self._meter = _C.MemoryMeter(self._record_timeline)
         return self
 

@@ -21,11 +21,11 @@ class Problem {
 
   void require(const Value* value) { graph_.add_edge(node_of(value), CutGraph::kSink, CutGraph::kInfinite); }
 
-  void add_result(const Op& op, bool replayable, const Value& value, bool keepable) {
+  void add_result(const Op& op, bool cheap, const Value& value, bool keepable) {
     const bool is_new = ops_.count(&op) == 0;
     const int maker = node(ops_, &op);
     if (is_new) {
-      graph_.add_edge(CutGraph::kSource, maker, replayable ? 1 : CutGraph::kInfinite);
+      graph_.add_edge(CutGraph::kSource, maker, cheap ? 1 : kCostly);
       for (const auto& input : op.inputs) {
         if (input.value) {
           graph_.add_edge(node_of(input.value.get()), maker, CutGraph::kInfinite);
@@ -43,11 +43,16 @@ class Problem {
   }
 
   void solve() { sink_ = graph_.sink_side(); }
+  bool replays(const Op& op) const { return sink_[ops_.at(&op)]; }
   bool keeps(const Value& value) const {
-    return sink_[values_.at(&value)] && !sink_[ops_.at(value.recipe.get())];
+    return sink_[values_.at(&value)] && !replays(*value.recipe);
   }
 
  private:
+  // More than all bytes of a window, but finite: a value that was overwritten in place and that a
+  // recipe reads cannot be kept any more, so what made it is replayed, cheap or not.
+  static constexpr int64_t kCostly = int64_t{1} << 56;
+
   template <typename Map, typename Key>
   int node(Map& map, Key key) {
     const auto [it, is_new] = map.emplace(key, 0);
@@ -140,7 +145,7 @@ void Window::decide() {
       continue;
     }
     const Op& op = *value->recipe;
-    const bool replayable = replays(op) &&
+    const bool replayable = (replays(op) || problem.replays(op)) &&
         std::all_of(op.inputs.begin(), op.inputs.end(), [](const Input& input) {
           return !input.value || input.value->hold == Hold::Kept || input.value->recipe;
         });

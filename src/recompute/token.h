@@ -10,7 +10,7 @@ namespace retape::detail {
 
 class Recorder;
 
-class Token final : public torch::autograd::SavedVariableHooks {
+class Token final : public torch::autograd::SavedVariableHooks, public Pooled<Token> {
  public:
   explicit Token(Recorder& recorder);
   ~Token() override;

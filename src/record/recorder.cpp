@@ -31,6 +31,14 @@ bool contains(c10::ArrayRef<uint16_t> list, size_t item) {
   return std::find(list.begin(), list.end(), item) != list.end();
 }
 
+// Running statistics are written without a trace, not even in their version counter, by batch norms
+// that run after the scope. They are vectors without gradient, and small: the tape takes a copy.
+bool may_be_a_statistic(const at::Tensor& tensor) {
+  constexpr size_t kMostBytes = 1 << 18;
+  return tensor.dim() == 1 && !tensor.requires_grad() && tensor.is_floating_point() &&
+      tensor.is_leaf() && tensor.storage().nbytes() <= kMostBytes;
+}
+
 // Calls `visit(tensor, element)` for each tensor of an argument or result; element -1: not a list.
 template <typename Visit>
 void each_tensor(const c10::IValue& value, Visit visit) {
@@ -159,7 +167,12 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
     value->leaf = tensor.is_leaf();
   }
   value->uninitialized = false;  // read before it was written: what it holds is what counts
-  value->keep(storage);
+  if (may_be_a_statistic(tensor)) {
+    value->keep(copy_of(storage));
+    value->copied = true;
+  } else {
+    value->keep(storage);
+  }
   set_current(storage.unsafeGetStorageImpl(), value);
   return value;
 }

@@ -7,8 +7,10 @@ namespace {
 struct Graveyard {
   bool locked = false;    // a TapeLock is held on this thread
   bool draining = false;  // further up the stack, ops are being taken down
+  bool ended = false;     // the thread is ending, and graphs it held last die after this
   std::vector<c10::Storage> storages;
   std::vector<c10::intrusive_ptr<Op>> ops;
+  ~Graveyard() { ended = true; }
 };
 
 Graveyard& graveyard() {
@@ -27,7 +29,7 @@ TapeLock::~TapeLock() {
   auto& yard = graveyard();
   yard.locked = false;
   tape_.mutex.unlock();
-  if (!yard.storages.empty()) {
+  if (!yard.ended && !yard.storages.empty()) {
     // A deleter may come back here with a lock and a graveyard of its own.
     auto storages = std::move(yard.storages);
     yard.storages.clear();
@@ -37,7 +39,7 @@ TapeLock::~TapeLock() {
 
 void bury(c10::Storage&& storage) {
   auto& yard = graveyard();
-  if (yard.locked && storage) {
+  if (yard.locked && !yard.ended && storage) {
     yard.storages.push_back(std::move(storage));
   } else {
     c10::Storage(std::move(storage));
@@ -46,6 +48,10 @@ void bury(c10::Storage&& storage) {
 
 void bury(c10::intrusive_ptr<Op>&& op) {
   auto& yard = graveyard();
+  if (yard.ended) {
+    c10::intrusive_ptr<Op>(std::move(op)).reset();
+    return;
+  }
   yard.ops.push_back(std::move(op));
   if (yard.draining) {
     return;

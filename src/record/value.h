@@ -12,6 +12,7 @@
 #include "record/draw.h"
 #include "record/flags.h"
 #include "record/op_info.h"
+#include "record/pooled.h"
 #include "record/view.h"
 
 #include <ATen/core/ivalue.h>
@@ -32,7 +33,7 @@ enum class Hold : uint8_t {
   Replayed,  // brought back, held until its last use
 };
 
-struct Value final : c10::intrusive_ptr_target {
+struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   ~Value() override;
 
   c10::intrusive_ptr<Op> recipe;  // null: a root, or kept for good
@@ -108,7 +109,7 @@ struct Result {
   int32_t source;  // n >= 0: tensor n of what the op returns; -n - 1: input n, as written
 };
 
-struct Op final : c10::intrusive_ptr_target {
+struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   ~Op() override;
 
   const OpInfo* info = nullptr;

@@ -73,7 +73,7 @@ class Run {
   int pass_;
   c10::SmallVector<c10::Storage, 3> inputs_;
   c10::SmallVector<bool, 3> stolen_;
-  std::vector<at::Tensor> outputs_;
+  c10::SmallVector<at::Tensor, 4> outputs_;
 };
 
 // The op's own inputs are all the uses that are still to come, so it may write where they are.

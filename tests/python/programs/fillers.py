@@ -30,8 +30,8 @@ class Values:
         self.env = env
         self.fixed = fixed  # leaves: never deleted
         self.saved: set[int] = set()  # storages that autograd has saved so far
-        self.recorded: set[int] = set()  # storages that a scope has seen
-        self.recording = False
+        self.recorded: dict[int, set[int]] = {}  # of each storage the outermost scopes that saw it
+        self.scope = 0  # the outermost scope that is open, or 0
         self.keep_alive: list[torch.Tensor] = []  # so that no address is used twice
 
     def names(self, test: Test) -> list[str]:
@@ -65,11 +65,11 @@ class Values:
         return self.real(free)
 
     def frozen(self, t: torch.Tensor) -> bool:
-        """Saved by autograd, or a scope that is closed may want it as it is now."""
+        """Saved by autograd, or a scope that has closed may want it as it is now."""
         return storage(t) in self.saved or self.behind_a_scope(t)
 
     def behind_a_scope(self, t: torch.Tensor) -> bool:
-        return not self.recording and storage(t) in self.recorded
+        return bool(self.recorded.get(storage(t), set()) - {self.scope})
 
     def dim(self, name: str) -> int:
         return self.rng.randrange(-1, self.env[name].dim())

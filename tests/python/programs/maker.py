@@ -37,6 +37,15 @@ LOSS_TERMS = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    kind: str
+    number: int
+    context: contextlib.ExitStack
+    before: set[str]  # names of tensors when it was opened
+    end: int  # closes when there are so many steps
+
+
 class _Maker:
     """Grows a program step by step, running each one eagerly to learn shapes and to discard misfits."""
 
@@ -47,7 +56,7 @@ class _Maker:
         self.steps: list[Step] = []
         self.count = 0
         self.writes_behind = False
-        self.blocks: list[tuple[str, contextlib.ExitStack, set[str], int]] = []
+        self.blocks: list[_Block] = []
         self.leaves = self._leaves()
         self.values = Values(rng, self.env, set(self._tensors()))
 
@@ -98,25 +107,26 @@ class _Maker:
         elif block == "autocast":
             stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
         self.steps.append(Step("open", holes))
-        self.blocks.append((block, stack, set(self._tensors()), len(self.steps) + length))
+        end = len(self.steps) + length
+        self.blocks.append(_Block(block, self.count, stack, set(self._tensors()), end))
 
     def close(self) -> None:
-        _, stack, _, _ = self.blocks.pop()
-        stack.close()
+        self.blocks.pop().context.close()
         self.steps.append(Step("close"))
 
     def close_those_due(self) -> None:
-        while self.blocks and self.blocks[-1][3] <= len(self.steps):
+        while self.blocks and self.blocks[-1].end <= len(self.steps):
             self.close()
 
     def _before_innermost_function(self) -> set[str]:
         """Names that a `del` here would make local to a function that did not make them."""
-        functions = [names for block, _, names, _ in self.blocks if block == "checkpoint"]
+        functions = [block.before for block in self.blocks if block.kind == "checkpoint"]
         return functions[-1] if functions else set()
 
     def try_step(self) -> bool:
         kind = self.rng.choices(list(KINDS.values()), [k.weight for k in KINDS.values()])[0]
-        self.values.recording = any(b[0] in ("scope", "checkpoint") for b in self.blocks)
+        scopes = (b.number for b in self.blocks if b.kind in ("scope", "checkpoint"))
+        self.values.scope = next(scopes, 0)
         try:
             holes = kind.fill(self.values)
         except NoFit:
@@ -144,8 +154,10 @@ class _Maker:
                 self.env.pop(name, None)
             return False
         self.writes_behind |= any(behind)
-        if self.values.recording:
-            self.values.recorded.update(touched, (storage(self.env[name]) for name in results))
+        if self.values.scope:
+            touched += [storage(self.env[name]) for name in results]
+            for key in touched:
+                self.values.recorded.setdefault(key, set()).add(self.values.scope)
         self.count += len(results)
         self.steps.append(step)
         return True
