@@ -229,13 +229,16 @@ bool Recorder::Flight::writes_to(const c10::StorageImpl* storage) const {
   });
 }
 
+bool Recorder::Flight::may_make(const c10::StorageImpl* storage) const {
+  return info != nullptr && (writes_to(storage) || !touches(storage));
+}
+
 void Recorder::run(
     const c10::OperatorHandle& handle,
     const OpInfo& info,
     c10::DispatchKeySet below,
     torch::jit::Stack* stack) {
   Flight flight;
-  flight.info = &info;
   flight_ = &flight;
   struct Landing {  // whatever happens, the thread is between ops again
     Recorder& recorder;
@@ -243,8 +246,15 @@ void Recorder::run(
   } landing{*this};
 
   const auto birth = region().policy.impl().birth(info);
+  const bool recorded = info.has_recipe && birth != Birth::Keep;
+  if (!recorded && !info.uninitialized && info.writes.empty() && info.scratch.empty() &&
+      !region().decider) {
+    handle.redispatchBoxed(below, stack);  // its results are roots, found when somebody reads them
+    return;
+  }
+  flight.info = &info;
   std::unique_ptr<Draw> draw;
-  if (info.has_recipe && birth != Birth::Keep) {
+  if (recorded) {
     flight.op = c10::make_intrusive<Op>();
     if (info.random) {
       draw = Draw::before(info, torch::jit::last(*stack, info.arguments));
@@ -534,8 +544,7 @@ void Recorder::save(Token& token, const at::Tensor& tensor) {
   token.storage_ = tensor.storage();
   const auto* storage = token.storage_.unsafeGetStorageImpl();
   // Outputs are packed before their op has ended, and so is what an in-place op has just written.
-  if (flight_ != nullptr && (!flight_->touches(storage) || flight_->writes_to(storage)) &&
-      (flight_->writes_to(storage) || !find(token.storage_))) {
+  if (flight_ != nullptr && flight_->may_make(storage)) {
     token.waiting_ = true;
     flight_->waiting.push_back(&token);
     return;

@@ -76,11 +76,12 @@ class Recorder final : private Shelf {
   };
 
   struct Flight {  // the op that is running
-    const OpInfo* info = nullptr;
-    c10::intrusive_ptr<Op> op;  // null: no recipe
+    const OpInfo* info = nullptr;  // null: nothing of it is recorded
+    c10::intrusive_ptr<Op> op;     // null: no recipe
     c10::SmallVector<const c10::StorageImpl*, 4> touched;
     c10::SmallVector<Written, 1> writes;
     c10::SmallVector<Token*, 4> waiting;
+    bool may_make(const c10::StorageImpl* storage) const;  // it, or a new version of it
     bool touches(const c10::StorageImpl* storage) const;
     bool writes_to(const c10::StorageImpl* storage) const;
   };

@@ -100,5 +100,16 @@ TEST(Threads, GraphMayDieOnAnotherThreadWhileForwardGoesOn) {
   SUCCEED();  // the sanitizers watch
 }
 
+TEST(Threads, GraphMayOutliveTheThreadLocalStateOfItsThread) {
+  std::thread([] {
+    thread_local Tensor last;  // made first, so destroyed last
+    last = torch::ones({1});
+    Recompute scope(drop_all());
+    last = network(leaf({8, 8})).sum();
+    last.backward({}, true);
+  }).join();
+  EXPECT_FALSE(is_recording());
+}
+
 }  // namespace
 }  // namespace retape::testing

@@ -306,32 +306,30 @@ def test_torchs_own_checkpoint_goes_on_working(use_reentrant: bool, x: torch.Ten
         assert_same_bits(x.grad, expected, "x.grad")
 
 
-def test_anomaly_mode_names_the_forward_op(x: torch.Tensor) -> None:
-    with pytest.warns(UserWarning, match="Anomaly Detection"):  # noqa: SIM117
-        with torch.autograd.set_detect_anomaly(True), retape.recompute(DROP):
-            loss = ((x * 2).detach().requires_grad_() * float("nan")).sqrt().sum()
-    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="nan values"):
-        with torch.autograd.set_detect_anomaly(True):
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_mode_still_finds_the_nan(x: torch.Tensor) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        with retape.recompute(DROP):
+            loss = (x.detach().requires_grad_().abs() * 0).sqrt().mul(0).sum()
+        with pytest.raises(RuntimeError, match="SqrtBackward0.*nan values"):
             loss.backward()
 
 
 def test_settings_of_forward_hold_in_replay(x: torch.Tensor) -> None:
-    """Threads, deterministic algorithms and oneDNN are put back around each replayed op."""
-    w = torch.randn(8, 8)
+    """Deterministic algorithms and oneDNN are put back around each replayed op."""
     seen = []
 
-    @torch.library.custom_op("retape_tests::probe", mutates_args=())
     def probe(t: torch.Tensor) -> torch.Tensor:
-        seen.append(
-            (torch.are_deterministic_algorithms_enabled(), torch._C._get_mkldnn_enabled())
-        )
+        seen.append((torch.are_deterministic_algorithms_enabled(), torch._C._get_mkldnn_enabled()))
         return t.clone()
 
-    probe.register_autograd(lambda ctx, g: g)
+    library = torch.library.Library("retape_tests", "DEF")
+    library.define("probe(Tensor x) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+    library.impl("probe", probe, "CPU")
     with torch.backends.mkldnn.flags(enabled=False), retape.recompute(DROP) as rec:
         torch.use_deterministic_algorithms(True)
         try:
-            loss = (probe(x * 2) @ w).sin().sum()
+            loss = ((x * 2) * torch.ops.retape_tests.probe(x.detach() * 3)).sin().sum()
         finally:
             torch.use_deterministic_algorithms(False)
     loss.backward()
@@ -339,6 +337,22 @@ def test_settings_of_forward_hold_in_replay(x: torch.Tensor) -> None:
     assert seen == [(True, False)] * 2
     assert torch.backends.mkldnn.enabled
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_custom_op_without_the_compliance_tag_is_not_called_again(x: torch.Tensor) -> None:
+    calls = []
+
+    def count(t: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return t.clone()
+
+    library = torch.library.Library("retape_tests_untagged", "DEF")
+    library.define("count(Tensor x) -> Tensor")
+    library.impl("count", count, "CPU")
+    with retape.recompute(DROP):
+        loss = ((x * 2) * torch.ops.retape_tests_untagged.count(x.detach())).sin().sum()
+    loss.backward()
+    assert calls == [1]
 
 
 def test_modules_and_optimizers_train_bit_for_bit() -> None:
