@@ -85,6 +85,9 @@ void Recorder::open(std::shared_ptr<Region> region) {
 }
 
 void Recorder::unwind(Region& region) {
+  if (!current_recorder) {
+    return;  // the thread that opened it has ended, and another has its id
+  }
   auto& recorder = *current_recorder;
   for (bool last = false; !last;) {
     const auto innermost = recorder.scopes_.back();

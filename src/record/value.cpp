@@ -35,21 +35,20 @@ bool Value::in_use_elsewhere() const {
   return !superseded && home.use_count() > ours;
 }
 
-c10::Storage Value::here() const {
-  if (hold == Hold::Replayed) {
+c10::Storage Value::here() {
+  const bool intact = !superseded && !home_moved();
+  if (hold == Hold::Replayed || copied || (hold == Hold::Kept && intact && data.nbytes() == nbytes)) {
     return data;
   }
-  if (hold == Hold::Kept && (copied || (!superseded && !home_moved() && data.nbytes() == nbytes))) {
-    return data;
-  }
-  if (hold == Hold::None && !superseded && !uninitialized) {
-    if (auto impl = home.lock(); impl && !home_moved() && impl->nbytes() == nbytes) {
+  if (hold == Hold::None && intact && !uninitialized) {
+    if (auto impl = home.lock(); impl && impl->nbytes() == nbytes) {
       return c10::Storage(std::move(impl));
     }
   }
   if (!recipe) {
     throw_root_changed(*this);
   }
+  drop();
   return {};
 }
 

@@ -64,9 +64,10 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
 
   static constexpr int kNoPass = -2;
 
-  // The bytes, if they can be had without replay: held, or alive in their home. Undefined if not.
-  // A root that was changed in place or resized behind the tape raises: it cannot come back.
-  c10::Storage here() const;
+  // The bytes, if they can be had without replay: held, or alive in their home. Undefined if not;
+  // what was held and has been changed is dropped then. A root that was changed in place or resized
+  // behind the tape raises: it cannot come back.
+  c10::Storage here();
   bool home_moved() const;  // changed in place since, in a way its version counter saw
   bool in_use_elsewhere() const;  // somebody but the tape holds its home
 

@@ -241,7 +241,10 @@ void consume(Value& value, int pass) {
 Brought bring_back(Tape& tape, Value& value, int pass) {
   std::vector<c10::intrusive_ptr<Value>> transient;
   c10::Storage storage;
-  while (!storage) {
+  // Planned anew when another thread has used up an input meanwhile. That ends when its pass does.
+  for (int attempt = 0; !storage; ++attempt) {
+    TORCH_INTERNAL_ASSERT(attempt < 1000, "retape: replay of ", value.recipe->info->name.name,
+        " makes no progress");
     std::vector<c10::intrusive_ptr<Op>> plan;
     {
       TapeLock lock(tape);

@@ -41,7 +41,7 @@ class Values:
         names = self.names(test)
         if not names:
             raise NoFit
-        if self.rng.random() < 0.65:
+        if self.rng.random() < 0.8:
             names = names[-4:]
         return self.rng.choice(names)
 
@@ -49,7 +49,7 @@ class Values:
         def fits(t: torch.Tensor) -> bool:
             return t.is_floating_point() and t.numel() > 0 and test(t)
 
-        if self.rng.random() < 0.5:  # rather one that gradients flow through
+        if self.rng.random() < 0.7:  # rather one that gradients flow through
             with contextlib.suppress(NoFit):
                 return self.any(lambda t: t.requires_grad and fits(t))
         return self.any(fits)

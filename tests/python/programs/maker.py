@@ -179,7 +179,7 @@ class _Maker:
 
 def _grow(rng: random.Random, seed: int) -> Program | None:
     maker = _Maker(rng, seed)
-    wanted = rng.choice((5, 8, 12, 20, 30, 45, 60))
+    wanted = rng.choice((5, 10, 16, 24, 32, 45, 60))
     scope_starts = sorted(rng.sample(range(wanted), rng.choice((1, 1, 1, 2, 3))))
     if rng.random() < 0.7:
         scope_starts[0] = 0
@@ -190,7 +190,7 @@ def _grow(rng: random.Random, seed: int) -> Program | None:
             break
         if scope_starts and made >= scope_starts[0]:
             scope_starts.pop(0)
-            maker.open("scope", rng.randrange(3, wanted + 6))
+            maker.open("scope", 2 * wanted if rng.random() < 0.4 else rng.randrange(3, wanted + 6))
         if rng.random() < 0.03 and len(maker.blocks) < 5:
             block = rng.choice(("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"))
             maker.open(block, rng.randrange(2, 8))

@@ -235,8 +235,16 @@ def refused(program: Program, plain: Outcome, recomputed: Outcome) -> bool:
 
 
 def check(program: Program) -> tuple[str | None, Outcome, Outcome]:
-    """What differs between the plain and the recomputed run, if anything, and both outcomes."""
-    plain, recomputed = run(program), run(program, Recomputing())
-    if refused(program, plain, recomputed):
-        return None, plain, recomputed
-    return difference(plain, recomputed), plain, recomputed
+    """What differs from the plain run, if anything, and both outcomes.
+
+    Recomputed twice: under the program's own policies, and with everything dropped.
+    """
+    plain = run(program)
+    replayed = 0
+    for policy in (None, retape.Policy.full().anchors(False)):
+        recomputed = run(program, Recomputing(policy))
+        recomputed.ops_replayed = replayed = replayed + recomputed.ops_replayed
+        found = difference(plain, recomputed)
+        if found is not None and not refused(program, plain, recomputed):
+            return f"{found}{' (everything dropped)' if policy else ''}", plain, recomputed
+    return None, plain, recomputed
