@@ -53,7 +53,8 @@ def test_two_plain_runs_of_a_program_agree() -> None:
 
 
 def test_the_comparison_sees_a_changed_gradient_generator_and_buffer() -> None:
-    program = programs.make(1)
+    candidates = (p for p in map(programs.make, range(100)) if p.backward == "sum")
+    program = next(p for p in candidates if programs.run(p).error is None)
     for name in ("gradient of", "state of the default generator", "buffer afterwards"):
         plain, other = programs.run(program), programs.run(program)
         key = next(k for k, v in plain.values.items() if k.startswith(name) and v is not None)

@@ -12,11 +12,70 @@ from pathlib import Path
 import torch
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from .child import ChildFailed, in_child
 from .maker import make
-from .program import check, printed
-from .shrink import report
+from .program import Program, check, printed, source
+from .shrink import report, shrink
 
 FAILURES = Path("build/fuzz")
+BATCH = 50
+PATIENCE = 30.0  # seconds for one program; the slowest take a tenth of one
+
+
+def try_seed(seed: int) -> tuple[str | None, Counter[str]]:
+    """The report of a failure, if there is one, and what there is to count."""
+    program = make(seed)
+    found, plain, recomputed = check(program)
+    if found is not None:
+        text, small = report(program, found)
+        return f"{text}\n{_saved(seed, small)}", Counter()
+    return None, Counter(
+        {
+            "programs": 1,
+            "both raise": plain.error is not None,
+            "refused": recomputed.error is not None and plain.error is None,
+            "with ops replayed": recomputed.ops_replayed > 0,
+            "ops replayed": recomputed.ops_replayed,
+        }
+    )
+
+
+def try_seeds(seeds: range) -> list[tuple[str | None, Counter[str]]]:
+    """In a child process; where that dies or hangs, each seed in a child of its own."""
+    try:
+        return in_child(lambda: [try_seed(seed) for seed in seeds], PATIENCE * len(seeds))
+    except ChildFailed as failure:
+        if len(seeds) > 1:
+            singles = []
+            for seed in seeds:
+                singles += try_seeds(range(seed, seed + 1))
+                if singles[-1][0] is not None:
+                    return singles
+            return [(f"seeds {seeds[0]} to {seeds[-1]} in one process: {failure}", Counter())]
+        return [(_fatal(seeds[0], failure), Counter())]
+
+
+def _fatal(seed: int, failure: ChildFailed) -> str:
+    def dies(program: Program) -> bool:
+        try:
+            in_child(lambda: check(program), PATIENCE / 3)
+        except ChildFailed as again:
+            return not again.raised
+        return False
+
+    try:
+        program = in_child(lambda: make(seed), PATIENCE)
+    except ChildFailed as plain:
+        return f"seed {seed}: without Retape already: {plain}"
+    small = shrink(program, dies)
+    return f"seed {seed}: {failure}\n\n{source(small)}\n{_saved(seed, small)}"
+
+
+def _saved(seed: int, program: Program) -> str:
+    path = FAILURES / f"seed_{seed}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(printed(program))
+    return f"As a file that runs by itself: {path}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,25 +97,18 @@ def main(argv: list[str] | None = None) -> int:
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     deadline = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     tally: Counter[str] = Counter()
+    end = args.seed + args.count
     with Progress(*columns, transient=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("programs", total=args.count)
-        for seed in range(args.seed, args.seed + args.count):
-            program = make(seed)
-            found, plain, recomputed = check(program)
-            if found is not None:
-                progress.stop()
-                text, small = report(program, found)
-                path = FAILURES / f"seed_{seed}.py"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(printed(small))
-                print(f"{text}\nAs a file that runs by itself: {path}")
-                return 1
-            tally["programs"] += 1
-            tally["both raise"] += plain.error is not None
-            tally["refused"] += recomputed.error is not None and plain.error is None
-            tally["with ops replayed"] += recomputed.ops_replayed > 0
-            tally["ops replayed"] += recomputed.ops_replayed
-            progress.advance(bar)
+        for first in range(args.seed, end, BATCH):
+            seeds = range(first, min(first + BATCH, end))
+            for text, counts in try_seeds(seeds):
+                if text is not None:
+                    progress.stop()
+                    print(text)
+                    return 1
+                tally.update(counts)
+            progress.advance(bar, len(seeds))
             if time.monotonic() > deadline:
                 break
     print(", ".join(f"{name} {count}" for name, count in tally.items()) + ": no bit differs")

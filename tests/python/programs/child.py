@@ -12,7 +12,11 @@ from typing import Any
 
 
 class ChildFailed(Exception):
-    """The child crashed, did not end in time, or raised: the text says which."""
+    """The child crashed, did not end in time, or (`raised`) raised: the text says which."""
+
+    def __init__(self, text: str, raised: bool = False) -> None:
+        super().__init__(text)
+        self.raised = raised
 
 
 def in_child(function: Callable[[], Any], seconds: float) -> Any:
@@ -38,11 +42,10 @@ def in_child(function: Callable[[], Any], seconds: float) -> Any:
     if not in_time:
         raise ChildFailed(f"no end after {seconds:g} seconds")
     if not data:
-        number = os.waitstatus_to_exitcode(status)
-        raise ChildFailed(
-            f"the process died: {signal.Signals(-number).name if number < 0 else number}"
-        )
+        code = os.waitstatus_to_exitcode(status)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise ChildFailed(f"the process died: {how}")
     fine, value = pickle.loads(data)
     if not fine:
-        raise ChildFailed(value)
+        raise ChildFailed(value, raised=True)
     return value
