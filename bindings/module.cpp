@@ -3,6 +3,23 @@
 #include <retape/api.h>
 #include <retape/error.h>
 
+#include <torch/csrc/Exceptions.h>
+
+namespace {
+
+PyObject* replay_mismatch = nullptr;  // borrowed: the module lives as long as the interpreter
+
+// The engine carries Python's own exceptions across its threads; others become a RuntimeError.
+void translate(const retape::ReplayMismatch& error) {
+  pybind11::gil_scoped_acquire gil;
+  PyErr_SetString(replay_mismatch, error.what());
+  python_error raised;
+  raised.persist();
+  throw raised;
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_C, module) {
   namespace py = pybind11;
   module.doc() = "Retape's C++ core";
@@ -11,7 +28,9 @@ PYBIND11_MODULE(_C, module) {
 
   auto error = py::register_exception<retape::Error>(module, "Error", PyExc_RuntimeError);
   py::register_exception<retape::UsageError>(module, "UsageError", error.ptr());
-  py::register_exception<retape::ReplayMismatch>(module, "ReplayMismatch", error.ptr());
+  replay_mismatch =
+      py::register_exception<retape::ReplayMismatch>(module, "ReplayMismatch", error.ptr()).ptr();
+  retape::detail::set_error_translator(&translate);
 
   retape::python::bind_policy(module);
   retape::python::bind_recompute(module);

@@ -35,4 +35,13 @@ class RETAPE_API ReplayMismatch : public Error {
   ~ReplayMismatch() override;
 };
 
+namespace detail {
+
+// For language bindings. Errors of replay are thrown inside autograd's engine, which knows nothing
+// of these classes; a translator may throw, in their place, what its language's engine passes on.
+using ErrorTranslator = void (*)(const ReplayMismatch&);
+RETAPE_API void set_error_translator(ErrorTranslator translator);
+
+}  // namespace detail
+
 }  // namespace retape

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
+#include <atomic>
 #include <sstream>
 
 namespace retape {
@@ -16,6 +17,23 @@ UsageError::~UsageError() = default;
 ReplayMismatch::~ReplayMismatch() = default;
 
 namespace detail {
+
+namespace {
+
+std::atomic<ErrorTranslator> translator{nullptr};
+
+[[noreturn]] void raise(const ReplayMismatch& error) {
+  if (const auto translate = translator.load()) {
+    translate(error);
+  }
+  throw error;
+}
+
+}  // namespace
+
+void set_error_translator(ErrorTranslator to) {
+  translator.store(to);
+}
 
 std::string where(const Region* region) {
   return region == nullptr || region->name.empty() ? "" : "region \"" + region->name + "\": ";
@@ -45,7 +63,7 @@ void throw_root_changed(const Value& root) {
   }
   text << ". Fix: run backward before changing it, or change it inside the scope, where the tape "
        << "sees it and keeps a copy.";
-  throw ReplayMismatch(text.str());
+  raise(ReplayMismatch(text.str()));
 }
 
 void throw_other_size(const Op& op, size_t expected, size_t got) {
@@ -53,7 +71,7 @@ void throw_other_size(const Op& op, size_t expected, size_t got) {
   text << "[recompute] " << where(op.region) << op.info->name.name
        << " replayed a result of another size: expected " << expected << " bytes, got " << got
        << ". Fix: keep it: Policy::keep_ops({\"" << op.info->name.name << "\"}).";
-  throw ReplayMismatch(text.str());
+  raise(ReplayMismatch(text.str()));
 }
 
 }  // namespace detail

@@ -2,7 +2,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -55,6 +57,9 @@ void apply(const Flags& from, const Flags& to) {
     static constexpr const char* kNames[] = {"highest", "high", "medium"};
     context.setFloat32MatmulPrecision(kNames[to.matmul_precision]);
   }
+  if (from.default_dtype != to.default_dtype) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype));
+  }
   if (from.threads != to.threads) {
     at::set_num_threads(to.threads);
   }
@@ -77,6 +82,7 @@ Flags Flags::now() {
   flags.deterministic_cudnn = context.deterministicCuDNN();
   flags.flush_denormal = flushes_denormals();
   flags.matmul_precision = static_cast<uint8_t>(context.float32MatmulPrecision());
+  flags.default_dtype = c10::get_default_dtype_as_scalartype();
   flags.threads = at::get_num_threads();
   return flags;
 }

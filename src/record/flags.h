@@ -2,6 +2,8 @@
 // the settings it ran under in forward, whatever they are by then.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 
 namespace retape::detail {
@@ -19,6 +21,7 @@ struct Flags {
   bool deterministic_cudnn = false;
   bool flush_denormal = false;
   uint8_t matmul_precision = 0;
+  c10::ScalarType default_dtype = c10::kFloat;  // of factories and of promoted Python numbers
   int threads = 0;
 
   bool operator==(const Flags&) const = default;

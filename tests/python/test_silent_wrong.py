@@ -43,7 +43,7 @@ WAYS = pytest.mark.parametrize("way", [retape.checkpoint, by_scope], ids=["check
 
 def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).requires_grad_()
+    return torch.randn(shape, generator=generator, dtype=torch.float32).requires_grad_()
 
 
 def run(case: Case, way: Way) -> Any:
@@ -327,12 +327,20 @@ def test_looking_at_a_saved_tensor_does_not_run_the_function(way: Way) -> None:
 
 
 @WAYS
-def test_a_new_default_dtype_does_not_reach_replay(way: Way) -> None:
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(torch.float32, torch.float64), (torch.float16, torch.bfloat16)],
+    ids=["wider", "as_wide"],
+)
+def test_a_new_default_dtype_does_not_reach_replay(
+    way: Way, first: torch.dtype, then: torch.dtype
+) -> None:
     def case(way: Way) -> Any:
         x = leaf(4)
-        y = way(lambda x: (x * torch.full((4,), 0.5) + torch.ones(4)).sin(), x)
-        torch.set_default_dtype(torch.float64)
         try:
+            torch.set_default_dtype(first)
+            y = way(lambda x: (x * torch.full((4,), 0.3) + torch.ones(4)).sin(), x)
+            torch.set_default_dtype(then)
             y.sum().backward()
         finally:
             torch.set_default_dtype(torch.float32)

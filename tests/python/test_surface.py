@@ -171,6 +171,15 @@ def test_tensor_changed_in_place_raises_what_eager_raises(x: torch.Tensor) -> No
     assert "version 1; expected version 0" in str(ours.value)
 
 
+def test_given_tensor_changed_after_the_scope_is_a_replay_mismatch(x: torch.Tensor) -> None:
+    given = torch.ones(8, 8)
+    with retape.recompute(DROP, name="block"):
+        loss = (x + given).sin().sum()
+    given.add_(1)
+    with pytest.raises(retape.ReplayMismatch, match='region "block".*modified by an inplace'):
+        loss.backward()
+
+
 def test_graph_already_freed_raises_what_eager_raises(x: torch.Tensor) -> None:
     with retape.recompute(DROP):
         loss = chain(x)
