@@ -85,7 +85,7 @@ void bind_policy(py::module_& module) {
       .def_readonly("cheap", &Info::cheap);
 
   py::class_<Policy>(module, "Policy")
-      .def_static("none", &Policy::none, "Record, and keep everything.")
+      .def_static("none", &Policy::none, "Keep everything, as plain autograd does.")
       .def_static("full", &Policy::full, "Drop everything that can be replayed, but for anchors.")
       .def_static("cheap", &Policy::cheap, "Drop what cheap ops can replay; an exact min-cut.")
       .def_static(

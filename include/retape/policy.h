@@ -40,7 +40,8 @@ using PolicyFunction = std::function<Decision(const ValueInfo&)>;
 
 class RETAPE_API Policy {
  public:
-  // Record, and keep everything: what plain autograd would hold.
+  // Keep everything, as plain autograd does. Saves and in-place writes are still followed (so that
+  // statistics are real and scopes nest), but no recipes are written: nothing will be replayed.
   static Policy none();
 
   // Drop everything that can be replayed. In a scope around a whole model, values at narrow places

@@ -7,11 +7,11 @@ import weakref
 
 import pytest
 import torch
+from tests.python.bits import assert_same_bits
 from torch import nn
 
 import retape
 from retape import _torch_version
-from tests.python.bits import assert_same_bits
 
 DROP = retape.Policy.full().anchors(False)
 STATS = (
@@ -222,12 +222,12 @@ def test_checkpoint_without_gradients_is_a_plain_call(x: torch.Tensor) -> None:
 def test_graphs_die_by_themselves(backward: bool, x: torch.Tensor) -> None:
     class Mark(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, a):  # noqa: ANN001, ANN205
+        def forward(ctx, a):
             ctx.save_for_backward(a.exp())
             return a.clone()
 
         @staticmethod
-        def backward(ctx, g):  # noqa: ANN001, ANN205
+        def backward(ctx, g):
             return g * ctx.saved_tensors[0]
 
     class Sentinel:
@@ -253,12 +253,12 @@ def test_graphs_die_by_themselves(backward: bool, x: torch.Tensor) -> None:
 def test_python_functions_saved_tensors_can_be_read_twice(x: torch.Tensor) -> None:
     class Twice(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, a):  # noqa: ANN001, ANN205
+        def forward(ctx, a):
             ctx.save_for_backward(a, a.sin())
             return a * 3
 
         @staticmethod
-        def backward(ctx, g):  # noqa: ANN001, ANN205
+        def backward(ctx, g):
             first, second = ctx.saved_tensors
             again, _ = ctx.saved_tensors
             return g * first * again + second
@@ -302,7 +302,7 @@ def test_torch_func_stays_eager(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_torchs_own_checkpoint_goes_on_working(use_reentrant: bool, x: torch.Tensor) -> None:
-    def torch_checkpoint(f, v):  # noqa: ANN001, ANN202
+    def torch_checkpoint(f, v):
         return torch.utils.checkpoint.checkpoint(f, v, use_reentrant=use_reentrant)
 
     expected = gradient(x)

@@ -27,7 +27,7 @@ def in_child(function: Callable[[], Any], seconds: float) -> Any:
         os.close(reading)
         try:
             answer = (True, function())
-        except BaseException:  # noqa: BLE001 - the parent reports it
+        except BaseException:
             answer = (False, traceback.format_exc())
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(answer, pipe)

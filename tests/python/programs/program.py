@@ -196,7 +196,7 @@ class Recomputing:
 
 def compiled(program: Program) -> Callable[[Any, Any], None]:
     names = dict(vars(prelude))
-    exec(compile(source(program), f"program {program.seed}", "exec"), names)  # noqa: S102
+    exec(compile(source(program), f"program {program.seed}", "exec"), names)
     return names["program"]
 
 

@@ -75,7 +75,7 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
             return False
         try:
             return fails(candidate)
-        except Exception:  # noqa: BLE001 - a candidate that does not run is no candidate
+        except Exception:
             return False
 
     smaller = True
