@@ -14,8 +14,8 @@ from retape._torch_version import check as _check
 
 _check()
 
-from retape import memory
-from retape._C import (
+from retape import memory  # noqa: E402
+from retape._C import (  # noqa: E402
     Error,
     Policy,
     ReplayMismatch,
@@ -25,7 +25,7 @@ from retape._C import (
     __version__,
     is_recording,
 )
-from retape._recompute import checkpoint, recompute
+from retape._recompute import checkpoint, recompute  # noqa: E402
 
 __all__ = [
     "Error",
