@@ -39,13 +39,22 @@ void Token::call_pack_hook(const at::Tensor& tensor) {
     original_ = tensor.is_leaf() ? tensor : tensor.detach();  // with its history it would hold itself
     return;
   }
+  if (tensor.is_leaf() && tensor.requires_grad()) {
+    // As autograd does: whatever the leaf holds by then (`param.data = ...`) is what it gets.
+    original_ = tensor;
+    Recorder::current()->count_given(tensor.storage(), /*leaf=*/true);
+    return;
+  }
   view_ = View(tensor);
   Recorder::current()->save(*this, tensor);
 }
 
 void Token::check_version() const {
   if (counter_.enabled() && counter_.current_version() != version_) {
-    throw_changed_in_place(view_, counter_.current_version(), version_);
+    throw_changed_in_place(
+        original_.defined() && is_plain(original_) ? View(original_) : view_,
+        counter_.current_version(),
+        version_);
   }
 }
 

@@ -554,9 +554,19 @@ void Recorder::save(Token& token, const at::Tensor& tensor) {
   }
   bind(token);
   if (token.storage_ && tensor.is_leaf()) {
-    // As autograd does: whatever the leaf holds by then (`param.data = ...`) is what it gets.
     token.original_ = tensor;
     token.storage_ = c10::Storage();
+  }
+}
+
+void Recorder::count_given(const c10::Storage& storage, bool leaf) {
+  if (given_.emplace(storage.unsafeGetStorageImpl(), true).second) {
+    auto& counters = region().counters;
+    counters.values_saved.add(1);
+    counters.bytes_saved.add(storage.nbytes());
+    if (leaf) {
+      counters.bytes_given.add(storage.nbytes());
+    }
   }
 }
 
@@ -600,14 +610,7 @@ void Recorder::bind(Token& token) {
   if (value) {
     value->saved = true;
   }
-  if (given_.emplace(token.storage_.unsafeGetStorageImpl(), true).second) {
-    auto& counters = region().counters;
-    counters.values_saved.add(1);
-    counters.bytes_saved.add(token.storage_.nbytes());
-    if (token.leaf_) {
-      counters.bytes_given.add(token.storage_.nbytes());
-    }
-  }
+  count_given(token.storage_, token.leaf_);
 }
 
 }  // namespace retape::detail

@@ -48,6 +48,7 @@ class Recorder final : private Shelf {
   // Autograd saves `tensor` (plain): binds the token now, or when the op that is running ends.
   void save(Token& token, const at::Tensor& tensor);
   void forget(Token& token);  // a waiting token died
+  void count_given(const c10::Storage& storage, bool leaf);  // it saves what has no recipe
 
  private:
   // Current value of a storage. A value that holds nothing is owned here, or its recipe would be

@@ -1,6 +1,6 @@
 // Tape: the recording of one outermost scope, shared by the scope and the tokens it gave out.
 // It owns no op and no value: those are owned by who can still ask for them (value.h). What it
-// holds is their lock, the regions that they name, and which backward pass is under way.
+// holds is their lock and the regions that they name.
 #pragma once
 
 #include "record/value.h"
@@ -16,7 +16,7 @@ namespace retape::detail {
 struct Tape final : c10::intrusive_ptr_target {
   std::mutex mutex;
   std::vector<std::shared_ptr<Region>> regions;
-  int pass = Value::kNoPass;  // graph task that last asked for a value
+  uint64_t plans = 0;  // of replay, so far
 };
 
 // Holds a tape's lock. Memory that becomes free under it is given back after it is released: a

@@ -123,6 +123,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   c10::SmallVector<Result, 1> results;
   std::unique_ptr<Draw> draw;
   int satisfied = Value::kNoPass;  // ran in this pass
+  uint64_t planned = 0;            // plan it was last put on
 
   void add_input(Input input);
 };

@@ -6,7 +6,6 @@
 #include "recompute/region.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 
@@ -31,9 +30,10 @@ void unsatisfy(Op& op, int pass) {
 }
 
 // Ops that must run, in forward's order, so that `value` is there. Under the lock.
-std::vector<c10::intrusive_ptr<Op>> ops_needed(Value& value, int pass) {
+std::vector<c10::intrusive_ptr<Op>> ops_needed(Tape& tape, Value& value, int pass) {
+  const uint64_t plan = ++tape.plans;
   std::vector<c10::intrusive_ptr<Op>> needed{value.recipe};
-  ska::flat_hash_map<const Op*, bool> seen{{value.recipe.get(), true}};
+  value.recipe->planned = plan;
   for (size_t i = 0; i < needed.size(); ++i) {
     unsatisfy(*needed[i], pass);
     for (const auto& input : needed[i]->inputs) {
@@ -41,7 +41,8 @@ std::vector<c10::intrusive_ptr<Op>> ops_needed(Value& value, int pass) {
         continue;
       }
       const auto& recipe = input.value->recipe;
-      if (seen.emplace(recipe.get(), true).second) {
+      if (recipe->planned != plan) {
+        recipe->planned = plan;
         needed.push_back(recipe);
       }
     }
@@ -165,9 +166,6 @@ torch::jit::Stack Run::arguments() const {
 }
 
 void Run::execute() {
-  PhaseGuard phase(Phase::Replay);
-  c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
-  FlagsGuard flags(*op_.flags);
   own_written_inputs();
   auto stack = arguments();
   {
@@ -254,9 +252,17 @@ Brought bring_back(Tape& tape, Value& value, int pass) {
       if (auto here = value.here()) {
         return {here, value.hold != Hold::Replayed};
       }
-      plan = ops_needed(value, pass);
+      plan = ops_needed(tape, value, pass);
     }
+    PhaseGuard phase(Phase::Replay);
+    c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
+    std::optional<FlagsGuard> flags;
+    const Flags* set = nullptr;
     for (const auto& op : plan) {
+      if (op->flags != set) {
+        set = op->flags;
+        flags.emplace(*set);
+      }
       Run run(tape, *op, pass);
       if (!run.take_inputs()) {
         break;
