@@ -34,25 +34,20 @@ void bind_memory(py::module_& module) {
 
   py::class_<MemoryMeter>(module, "MemoryMeter")
       .def(
-          py::init([](bool timeline) {
+          py::init([](bool timeline, c10::Device device) {
             MeterOptions options;
             options.timeline = timeline;
+            options.device = device;
             return std::make_unique<MemoryMeter>(options);
           }),
-          py::arg("timeline") = false)
+          py::arg("timeline"),
+          py::arg("device"))
       .def_property_readonly("current", &MemoryMeter::current)
       .def_property_readonly("peak", &MemoryMeter::peak)
       .def_property_readonly("held", &MemoryMeter::held)
       .def_property_readonly("timeline", &MemoryMeter::timeline)
       .def("reset_peak", &MemoryMeter::reset_peak)
       .def("close", &MemoryMeter::close);
-
-  py::class_<DeviceMemory>(module, "DeviceMemory")
-      .def_readonly("current", &DeviceMemory::current)
-      .def_readonly("peak", &DeviceMemory::peak)
-      .def_readonly("reserved", &DeviceMemory::reserved);
-  module.def("device_memory", &device_memory, py::arg("device"));
-  module.def("reset_device_peak", &reset_device_peak, py::arg("device"));
 }
 
 }  // namespace retape::python

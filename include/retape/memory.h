@@ -8,7 +8,8 @@
 // CPU: every byte requested of the c10 allocator by any thread, counted from 0 at opening; memory
 // that was there before is not counted, neither when it is freed. Not seen: scratch that BLAS
 // libraries take outside c10, autograd nodes, Python objects.
-// Devices with a caching allocator (CUDA): `device_stats` reads that allocator's own numbers.
+// Devices with a caching allocator (CUDA): the same numbers, read from that allocator's statistics
+// (requested bytes; opening resets its peak). No timeline there, and `held` is `current`.
 // Meters nest and may be open on several threads; each has its own zero. Without an open meter
 // nothing is installed. Opening and closing while other threads allocate is safe.
 #pragma once
@@ -37,10 +38,12 @@ struct MemoryEvent {
 
 struct MeterOptions {
   bool timeline = false;  // record every event, with the op it was for (costs about 1 us per event)
+  c10::Device device = c10::Device(c10::kCPU);
 };
 
 class RETAPE_API MemoryMeter {
  public:
+  // UsageError for a device that this build of torch has no caching allocator for.
   explicit MemoryMeter(MeterOptions options = {});
   ~MemoryMeter();
   MemoryMeter(const MemoryMeter&) = delete;
@@ -59,15 +62,5 @@ class RETAPE_API MemoryMeter {
  private:
   std::shared_ptr<Impl> impl_;
 };
-
-struct DeviceMemory {
-  int64_t current;
-  int64_t peak;
-  int64_t reserved;
-};
-
-// UsageError for the CPU (open a MemoryMeter) and for a device that this build has no allocator for.
-RETAPE_API DeviceMemory device_memory(c10::Device device);
-RETAPE_API void reset_device_peak(c10::Device device);
 
 }  // namespace retape

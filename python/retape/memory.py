@@ -11,9 +11,9 @@ from typing import Self
 import torch
 
 from retape import _C
-from retape._C import DeviceMemory, MemoryEvent
+from retape._C import MemoryEvent
 
-__all__ = ["DeviceMemory", "MemoryEvent", "Meter", "device_memory", "reset_device_peak"]
+__all__ = ["MemoryEvent", "Meter"]
 
 
 class Meter:
@@ -21,14 +21,17 @@ class Meter:
 
     current: live now. peak: the most there were. held: live when the last backward began (before
     any backward: live now). Numbers stay readable after the `with` block.
+
+    device: another one than the CPU reads that device's caching allocator (no timeline there).
     """
 
-    def __init__(self, timeline: bool = False) -> None:
+    def __init__(self, timeline: bool = False, device: torch.device | str = "cpu") -> None:
         self._record_timeline = timeline
+        self._device = torch.device(device)
         self._meter: _C.MemoryMeter | None = None
 
     def __enter__(self) -> Self:
-        self._meter = _C.MemoryMeter(self._record_timeline)
+        self._meter = _C.MemoryMeter(self._record_timeline, self._device)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,11 +62,3 @@ class Meter:
     def reset_peak(self) -> None:
         self._open().reset_peak()
 
-
-def device_memory(device: torch.device | str) -> DeviceMemory:
-    """What a device's caching allocator counts: current, peak, reserved bytes."""
-    return _C.device_memory(torch.device(device))
-
-
-def reset_device_peak(device: torch.device | str) -> None:
-    _C.reset_device_peak(torch.device(device))

@@ -1,33 +1,22 @@
-// Devices with a caching allocator keep their own numbers; this reads them.
-#include <retape/error.h>
-#include <retape/memory.h>
+#include "memory/device.h"
 
-#include <ATen/core/CachingHostAllocator.h>
+#include <retape/error.h>
+
 #include <c10/core/CachingDeviceAllocator.h>
 
-namespace retape {
+#include <string>
+
+namespace retape::detail {
 
 namespace {
 
-using c10::CachingAllocator::Stat;
-using c10::CachingAllocator::StatArray;
-using c10::CachingAllocator::StatType;
-
-const Stat& total(const StatArray& stats) {
-  return stats[static_cast<size_t>(StatType::AGGREGATE)];
-}
-
-c10::DeviceAllocator& allocator_of(const char* function, c10::Device device) {
-  if (device.is_cpu()) {
-    throw UsageError(
-        std::string("[") + function +
-        "] the CPU has no caching allocator: expected a device such as cuda:0, got cpu. Fix: open a MemoryMeter.");
-  }
+c10::DeviceAllocator& allocator_of(c10::Device device) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-  if (allocator == nullptr) {
+  if (allocator == nullptr || !allocator->initialized()) {
     throw UsageError(
-        std::string("[") + function + "] this build of torch has no caching allocator for " +
-        device.str() + ". Fix: install a build of torch for that device.");
+        "[MemoryMeter] no caching allocator for " + device.str() +
+        ": this build of torch has none, or the device was not used yet. Fix: install a torch for "
+        "that device and put a tensor on it first, or meter the CPU.");
   }
   return *allocator;
 }
@@ -35,13 +24,14 @@ c10::DeviceAllocator& allocator_of(const char* function, c10::Device device) {
 }  // namespace
 
 DeviceMemory device_memory(c10::Device device) {
-  const auto stats = allocator_of("device_memory", device).getDeviceStats(device.index());
-  const auto& bytes = total(stats.requested_bytes);
-  return {bytes.current, bytes.peak, total(stats.reserved_bytes).current};
+  const auto stats = allocator_of(device).getDeviceStats(device.index());
+  const auto& bytes =
+      stats.requested_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+  return {bytes.current, bytes.peak};
 }
 
 void reset_device_peak(c10::Device device) {
-  allocator_of("reset_device_peak", device).resetPeakStats(device.index());
+  allocator_of(device).resetPeakStats(device.index());
 }
 
-}  // namespace retape
+}  // namespace retape::detail

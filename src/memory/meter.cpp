@@ -1,6 +1,8 @@
+#include <retape/error.h>
 #include <retape/memory.h>
 
 #include "memory/counting_allocator.h"
+#include "memory/device.h"
 #include "memory/op_names.h"
 #include "memory/phase.h"
 
@@ -16,6 +18,19 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
     if (options.timeline) {
       names.emplace();
     }
+  }
+
+  bool on_cpu() const { return options.device.is_cpu(); }
+
+  // A device's allocator counts by itself; its numbers are taken over when somebody asks.
+  void read_device() {
+    if (on_cpu() || closed) {
+      return;
+    }
+    const auto now = detail::device_memory(options.device);
+    std::lock_guard<std::mutex> lock(mutex);
+    current = now.current - zero;
+    peak = now.peak - zero;
   }
 
   void allocated(const detail::Allocation& allocation) override {
@@ -50,10 +65,22 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
   std::optional<int64_t> held;
   bool in_backward = false;
   std::vector<MemoryEvent> events;
+  int64_t zero = 0;     // of a device's allocator when the meter was opened
+  bool closed = false;  // of a device: its numbers stand still
 };
 
 MemoryMeter::MemoryMeter(MeterOptions options) : impl_(std::make_shared<Impl>(options)) {
-  detail::observe_allocations(impl_);
+  if (impl_->on_cpu()) {
+    detail::observe_allocations(impl_);
+    return;
+  }
+  if (options.timeline) {
+    throw UsageError(
+        "[MemoryMeter] a timeline is for the CPU, got " + options.device.str() +
+        ". Fix: torch.cuda.memory._record_memory_history for a device.");
+  }
+  detail::reset_device_peak(options.device);
+  impl_->zero = detail::device_memory(options.device).current;
 }
 
 MemoryMeter::~MemoryMeter() {
@@ -61,27 +88,38 @@ MemoryMeter::~MemoryMeter() {
 }
 
 void MemoryMeter::close() {
+  if (!impl_->on_cpu()) {
+    impl_->read_device();
+    impl_->closed = true;
+    return;
+  }
   detail::stop_observing(impl_);
   std::lock_guard<std::mutex> lock(impl_->mutex);
   impl_->names.reset();
 }
 
 int64_t MemoryMeter::current() const {
+  impl_->read_device();
   std::lock_guard<std::mutex> lock(impl_->mutex);
   return impl_->current;
 }
 
 int64_t MemoryMeter::peak() const {
+  impl_->read_device();
   std::lock_guard<std::mutex> lock(impl_->mutex);
   return impl_->peak;
 }
 
 int64_t MemoryMeter::held() const {
+  impl_->read_device();
   std::lock_guard<std::mutex> lock(impl_->mutex);
   return impl_->held.value_or(impl_->current);
 }
 
 void MemoryMeter::reset_peak() {
+  if (!impl_->on_cpu() && !impl_->closed) {
+    detail::reset_device_peak(impl_->options.device);
+  }
   std::lock_guard<std::mutex> lock(impl_->mutex);
   impl_->peak = impl_->current;
 }

@@ -101,8 +101,14 @@ TEST(Errors, AScopeIsClosedOnItsOwnThread) {
   scope.close();
 }
 
-TEST(Errors, CpuHasNoCachingAllocator) {
-  expect_has(text_of<UsageError>([] { device_memory(c10::kCPU); }), "MemoryMeter");
+TEST(Errors, MeterOfADeviceThatIsNotThereSaysSo) {
+  MeterOptions options;
+  options.device = c10::Device(c10::kCUDA, 0);
+  if (!torch::cuda::is_available()) {
+    expect_has(text_of<UsageError>([&] { MemoryMeter meter(options); }), "no caching allocator for cuda:0");
+  }
+  options.timeline = true;
+  expect_has(text_of<UsageError>([&] { MemoryMeter meter(options); }), "a timeline is for the CPU");
 }
 
 TEST(Errors, PolicyFunctionThatThrowsComesThroughAndTheScopeGoesOn) {
