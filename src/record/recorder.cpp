@@ -3,6 +3,7 @@
 #include "record/interceptor.h"
 #include "recompute/token.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -128,7 +129,9 @@ void Recorder::sweep() {
   sweep_at_ = std::max<size_t>(256, 2 * table_.size());
 }
 
-c10::intrusive_ptr<Value> Recorder::find(const c10::Storage& storage) {
+c10::intrusive_ptr<Value> Recorder::find(
+    const c10::Storage& storage,
+    const c10::VariableVersion& counter) {
   const auto it = table_.find(storage.unsafeGetStorageImpl());
   if (it == table_.end()) {
     return {};
@@ -139,7 +142,13 @@ c10::intrusive_ptr<Value> Recorder::find(const c10::Storage& storage) {
     table_.erase(it);
     return {};
   }
-  if (value->home_moved() || value->nbytes != storage.nbytes()) {  // written where no scope was
+  bool moved = value->home_moved();
+  if (!value->counter.enabled()) {  // seen for the first time, and it must not have been written
+    value->counter = counter;
+    value->version = counter.current_version();
+    moved = value->version != 0;
+  }
+  if (moved || value->nbytes != storage.nbytes()) {  // written where no scope was
     value->superseded = true;
     table_.erase(it);
     return {};
@@ -153,20 +162,28 @@ c10::intrusive_ptr<Value> Recorder::describe(
   auto value = c10::make_intrusive<Value>();
   value->region = &region();
   value->home = storage.getWeakStorageImpl();
-  value->counter = counter;
-  value->version = counter.current_version();
+  // Below autograd a result may still be wrapped anew (factories are), with another counter, and
+  // only if nobody holds this one: then the counter is taken when the tensor is first seen.
+  if (!c10::impl::tls_local_dispatch_key_set().excluded_.has(
+          c10::DispatchKey::AutogradFunctionality)) {
+    value->counter = counter;
+    value->version = counter.current_version();
+  }
   value->nbytes = storage.nbytes();
   return value;
 }
 
 c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
   const auto& storage = tensor.storage();
-  auto value = find(storage);
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  auto value = find(storage, counter);
   if (value && !value->uninitialized) {
     return value;
   }
   if (!value) {
-    value = describe(storage, tensor.unsafeGetTensorImpl()->version_counter());
+    value = describe(storage, counter);
+    value->counter = counter;
+    value->version = counter.current_version();
     value->leaf = tensor.is_leaf();
   }
   value->uninitialized = false;  // read before it was written: what it holds is what counts
@@ -361,7 +378,8 @@ void Recorder::take(Flight& flight, const at::Tensor& tensor, size_t arg, int el
 
 void Recorder::take_written(Flight& flight, const at::Tensor& tensor, Role& role) {
   const auto& storage = tensor.storage();
-  Written written{storage, tensor.unsafeGetTensorImpl()->version_counter(), find(storage)};
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  Written written{storage, counter, find(storage, counter)};
   const auto& before = written.before;
   if (before) {
     written.version_before = before->counter.current_version();
@@ -586,7 +604,7 @@ void Recorder::bind_waiting(Flight& flight) {
 }
 
 void Recorder::bind(Token& token) {
-  auto value = find(token.storage_);
+  auto value = find(token.storage_, token.counter_);
   if (value && value->recipe && !value->home_moved()) {
     if (!value->saved) {
       value->saved = true;

@@ -107,7 +107,9 @@ class Recorder final : private Shelf {
   void bind_waiting(Flight& flight);
   void bind(Token& token);
 
-  c10::intrusive_ptr<Value> find(const c10::Storage& storage);
+  c10::intrusive_ptr<Value> find(
+      const c10::Storage& storage,
+      const c10::VariableVersion& counter);  // of the tensor through which it is looked at
   c10::intrusive_ptr<Value> find_or_root(const at::Tensor& tensor);
   c10::intrusive_ptr<Value> describe(const c10::Storage& storage, const c10::VariableVersion& counter);
   void set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value);
