@@ -36,9 +36,6 @@ class Draw {
     at::Tensor later_;
   };
 
-  // State for tests and fault injection: how many bytes are held.
-  const at::Generator& state() const { return state_; }
-
  private:
   Draw(at::Generator source, at::Generator state);
   at::Generator source_;

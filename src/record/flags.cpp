@@ -67,7 +67,7 @@ void apply(const Flags& from, const Flags& to) {
 
 }  // namespace
 
-Flags Flags::now() {
+Flags Flags::now(const Flags* known) {
   const auto& context = at::globalContext();
   Flags flags;
   flags.grad_mode = c10::GradMode::is_enabled();
@@ -81,7 +81,9 @@ Flags Flags::now() {
   flags.benchmark_cudnn = context.benchmarkCuDNN();
   flags.deterministic_cudnn = context.deterministicCuDNN();
   flags.flush_denormal = flushes_denormals();
-  flags.matmul_precision = static_cast<uint8_t>(context.float32MatmulPrecision());
+  flags.matmul_precision = known != nullptr
+      ? known->matmul_precision
+      : static_cast<uint8_t>(context.float32MatmulPrecision());
   flags.default_dtype = c10::get_default_dtype_as_scalartype();
   flags.threads = at::get_num_threads();
   return flags;

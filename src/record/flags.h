@@ -26,7 +26,9 @@ struct Flags {
 
   bool operator==(const Flags&) const = default;
 
-  static Flags now();
+  // `known`: settings of an op shortly before, for one that multiplies no matrices. The precision
+  // of matrix products is slow to ask for, and is then taken from there.
+  static Flags now(const Flags* known = nullptr);
 };
 
 // Sets what differs from now, and puts it back.

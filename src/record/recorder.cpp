@@ -13,7 +13,8 @@ namespace retape::detail {
 
 namespace {
 
-thread_local std::unique_ptr<Recorder> current_recorder;
+thread_local Recorder* current_recorder = nullptr;     // while a scope is open
+thread_local std::unique_ptr<Recorder> own_recorder;  // made once: its tables keep their memory
 
 // Few distinct ones ever exist; ops point at them for as long as graphs live.
 const Flags* interned(const Flags& flags) {
@@ -63,10 +64,8 @@ void each_tensor(const c10::IValue& value, Visit visit) {
 
 }  // namespace
 
-Recorder::Recorder() : tape_(c10::make_intrusive<Tape>()) {}
-
 Recorder* Recorder::current() {
-  return current_recorder.get();
+  return current_recorder;
 }
 
 bool Recorder::in_other_backward() const {
@@ -74,8 +73,12 @@ bool Recorder::in_other_backward() const {
 }
 
 void Recorder::open(std::shared_ptr<Region> region) {
-  if (!current_recorder) {
-    current_recorder.reset(new Recorder);
+  if (current_recorder == nullptr) {
+    if (!own_recorder) {
+      own_recorder.reset(new Recorder);
+    }
+    current_recorder = own_recorder.get();
+    current_recorder->tape_ = c10::make_intrusive<Tape>();
     set_intercepting(true);
   }
   auto& recorder = *current_recorder;
@@ -86,7 +89,7 @@ void Recorder::open(std::shared_ptr<Region> region) {
 }
 
 void Recorder::unwind(Region& region) {
-  if (!current_recorder) {
+  if (current_recorder == nullptr) {
     return;  // the thread that opened it has ended, and another has its id
   }
   auto& recorder = *current_recorder;
@@ -102,10 +105,22 @@ void Recorder::unwind(Region& region) {
     recorder.scopes_.pop_back();
   }
   if (recorder.scopes_.empty()) {
-    set_intercepting(false);
-    const auto ended = std::move(current_recorder);
-    TapeLock lock(*ended->tape_);
-    ended->table_.clear();
+    recorder.end();
+  }
+}
+
+void Recorder::end() {
+  constexpr size_t kMostBuckets = 4096;
+  set_intercepting(false);
+  current_recorder = nullptr;
+  const auto tape = std::move(tape_);
+  TapeLock lock(*tape);
+  table_.clear();
+  given_.clear();
+  sweep_at_ = kSweepAt;
+  order_ = 0;
+  if (std::max(table_.bucket_count(), given_.bucket_count()) > kMostBuckets) {
+    own_recorder.reset();
   }
 }
 
@@ -126,7 +141,7 @@ void Recorder::sweep() {
     const bool dead = entry.owned ? entry.owned->home.expired() : entry.known.expired();
     it = dead ? table_.erase(it) : std::next(it);
   }
-  sweep_at_ = std::max<size_t>(256, 2 * table_.size());
+  sweep_at_ = std::max(kSweepAt, 2 * table_.size());
 }
 
 c10::intrusive_ptr<Value> Recorder::find(
@@ -304,7 +319,7 @@ void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
   const bool training = info.training_arg >= 0 && args[info.training_arg].isBool() &&
       args[info.training_arg].toBool();
   if (flight.op) {
-    const auto flags = Flags::now();
+    const auto flags = Flags::now(info.cheap ? flags_ : nullptr);
     if (flags_ == nullptr || !(*flags_ == flags)) {
       flags_ = interned(flags);
     }
@@ -363,17 +378,16 @@ void Recorder::take(Flight& flight, const at::Tensor& tensor, size_t arg, int el
   if (!flight.op) {
     return;
   }
-  Input input;
-  input.view = View(tensor);
+  c10::intrusive_ptr<Value> value;
+  if (role == Role::Read || role == Role::Write) {
+    value = find_or_root(tensor);
+  }
+  Input& input = flight.op->add_input(std::move(value), tensor);
   input.nbytes = storage.nbytes();
   input.device = storage.device_type();
   input.arg = static_cast<uint16_t>(arg);
   input.element = element;
   input.role = role;
-  if (role == Role::Read || role == Role::Write) {
-    input.value = find_or_root(tensor);
-  }
-  flight.op->add_input(std::move(input));
 }
 
 void Recorder::take_written(Flight& flight, const at::Tensor& tensor, Role& role) {

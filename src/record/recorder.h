@@ -60,6 +60,8 @@ class Recorder final : private Shelf {
     c10::intrusive_ptr<Value> get() const { return owned ? owned : known.lock(); }
   };
 
+  static constexpr size_t kSweepAt = 64;  // small tables stay in cache
+
   struct Written {
     c10::Storage storage;
     c10::VariableVersion counter;      // of the tensor it is written through
@@ -87,7 +89,8 @@ class Recorder final : private Shelf {
     bool writes_to(const c10::StorageImpl* storage) const;
   };
 
-  Recorder();
+  Recorder() = default;
+  void end();
   void keep(Value& value) override;
   void drop(Value& value) override;
   void sever(Value& value) override;
@@ -119,7 +122,7 @@ class Recorder final : private Shelf {
   std::vector<std::shared_ptr<Region>> scopes_;
   ska::flat_hash_map<const c10::StorageImpl*, Entry> table_;
   ska::flat_hash_map<const c10::StorageImpl*, bool> given_;  // roots that autograd saved
-  size_t sweep_at_ = 256;
+  size_t sweep_at_ = kSweepAt;
   uint64_t order_ = 0;
   const Flags* flags_ = nullptr;
   Flight* flight_ = nullptr;

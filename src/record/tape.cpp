@@ -2,8 +2,6 @@
 
 namespace retape::detail {
 
-namespace {
-
 struct Graveyard {
   bool locked = false;    // a TapeLock is held on this thread
   bool draining = false;  // further up the stack, ops are being taken down
@@ -13,6 +11,8 @@ struct Graveyard {
   ~Graveyard() { ended = true; }
 };
 
+namespace {
+
 Graveyard& graveyard() {
   thread_local Graveyard instance;
   return instance;
@@ -20,20 +20,18 @@ Graveyard& graveyard() {
 
 }  // namespace
 
-TapeLock::TapeLock(Tape& tape) : tape_(tape) {
+TapeLock::TapeLock(Tape& tape) : tape_(tape), yard_(graveyard()) {
   tape_.mutex.lock();
-  graveyard().locked = true;
+  yard_.locked = true;
 }
 
 TapeLock::~TapeLock() {
-  auto& yard = graveyard();
-  yard.locked = false;
+  yard_.locked = false;
   tape_.mutex.unlock();
-  if (!yard.ended && !yard.storages.empty()) {
-    // A deleter may come back here with a lock and a graveyard of its own.
-    auto storages = std::move(yard.storages);
-    yard.storages.clear();
-    storages.clear();
+  while (!yard_.ended && !yard_.storages.empty()) {
+    // One at a time: a deleter may come back here, with a lock of its own.
+    const auto storage = std::move(yard_.storages.back());
+    yard_.storages.pop_back();
   }
 }
 

@@ -19,6 +19,8 @@ struct Tape final : c10::intrusive_ptr_target {
   uint64_t plans = 0;  // of replay, so far
 };
 
+struct Graveyard;
+
 // Holds a tape's lock. Memory that becomes free under it is given back after it is released: a
 // storage's deleter may run foreign code (DLPack, numpy) that takes locks of its own.
 class TapeLock {
@@ -30,6 +32,7 @@ class TapeLock {
 
  private:
   Tape& tape_;
+  Graveyard& yard_;  // of this thread
 };
 
 // Ends the life of a storage or an op: storages after the lock is released, ops one after another

@@ -73,11 +73,11 @@ void settle(Value& value, int current_pass) {
   }
 }
 
-void Op::add_input(Input input) {
-  if (input.value) {
-    ++input.value->readers;
+Input& Op::add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen) {
+  if (value) {
+    ++value->readers;
   }
-  inputs.push_back(std::move(input));
+  return inputs.emplace_back(std::move(value), seen);
 }
 
 Op::~Op() {

@@ -88,6 +88,8 @@ enum class Role : uint8_t {
 };
 
 struct Input {
+  Input(c10::intrusive_ptr<Value> value, const at::Tensor& seen) : value(std::move(value)), view(seen) {}
+
   c10::intrusive_ptr<Value> value;  // null for Fresh and Scratch
   View view;
   size_t nbytes = 0;  // of the storage, for Fresh and Scratch
@@ -125,7 +127,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   int satisfied = Value::kNoPass;  // ran in this pass
   uint64_t planned = 0;            // plan it was last put on
 
-  void add_input(Input input);
+  Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);
 };
 
 // A use of `value` is over: give up its bytes if it was the last one.

@@ -53,10 +53,11 @@ std::vector<c10::intrusive_ptr<Op>> ops_needed(Tape& tape, Value& value, int pas
   return needed;
 }
 
-// One run of one op.
+// One run of one op. `stack` is borrowed so that a run of ops needs one.
 class Run {
  public:
-  Run(Tape& tape, Op& op, int pass) : tape_(tape), op_(op), pass_(pass) {}
+  Run(Tape& tape, Op& op, int pass, torch::jit::Stack& stack)
+      : tape_(tape), op_(op), pass_(pass), stack_(stack) {}
 
   // False if an input is gone again (another thread used it up): plan anew.
   bool take_inputs();
@@ -67,11 +68,12 @@ class Run {
  private:
   c10::Storage source_of(const Result& result) const;
   void own_written_inputs();
-  torch::jit::Stack arguments() const;
+  void push_arguments();
 
   Tape& tape_;
   Op& op_;
   int pass_;
+  torch::jit::Stack& stack_;
   c10::SmallVector<c10::Storage, 3> inputs_;
   c10::SmallVector<bool, 3> stolen_;
   c10::SmallVector<at::Tensor, 4> outputs_;
@@ -132,17 +134,17 @@ void Run::own_written_inputs() {
   }
 }
 
-torch::jit::Stack Run::arguments() const {
-  torch::jit::Stack stack(op_.args.begin(), op_.args.end());
+void Run::push_arguments() {
+  stack_.assign(op_.args.begin(), op_.args.end());
   for (const auto& list : op_.lists) {
     if (list.optional) {
       c10::List<std::optional<at::Tensor>> tensors;
       tensors.resize(list.size);
-      stack[list.arg] = std::move(tensors);
+      stack_[list.arg] = std::move(tensors);
     } else {
       c10::List<at::Tensor> tensors;
       tensors.resize(list.size);
-      stack[list.arg] = std::move(tensors);
+      stack_[list.arg] = std::move(tensors);
     }
   }
   for (size_t i = 0; i < op_.inputs.size(); ++i) {
@@ -152,33 +154,32 @@ torch::jit::Stack Run::arguments() const {
       tensor.set_requires_grad(true);  // kernels that call matmul choose by it
     }
     if (input.element < 0) {
-      stack[input.arg] = std::move(tensor);
-    } else if (stack[input.arg].isOptionalTensorList()) {
-      stack[input.arg].toOptionalTensorList().set(input.element, std::move(tensor));
+      stack_[input.arg] = std::move(tensor);
+    } else if (stack_[input.arg].isOptionalTensorList()) {
+      stack_[input.arg].toOptionalTensorList().set(input.element, std::move(tensor));
     } else {
-      stack[input.arg].toTensorList().set(input.element, std::move(tensor));
+      stack_[input.arg].toTensorList().set(input.element, std::move(tensor));
     }
   }
   if (op_.draw && op_.info->generator_arg >= 0) {
-    stack[op_.info->generator_arg] = op_.draw->fresh();
+    stack_[op_.info->generator_arg] = op_.draw->fresh();
   }
-  return stack;
 }
 
 void Run::execute() {
   own_written_inputs();
-  auto stack = arguments();
+  push_arguments();
   {
     std::optional<Draw::Rewind> rewind;
     if (op_.draw && op_.info->generator_arg < 0) {
       rewind.emplace(*op_.draw);
     }
-    op_.info->handle.callBoxed(&stack);
+    op_.info->handle.callBoxed(&stack_);
   }
   outputs_.clear();
-  for (const auto& value : stack) {
+  for (auto& value : stack_) {
     if (value.isTensor()) {
-      outputs_.push_back(value.toTensor());
+      outputs_.push_back(std::move(value).toTensor());
     } else if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorList()) {
         outputs_.push_back(tensor);
@@ -258,12 +259,13 @@ Brought bring_back(Tape& tape, Value& value, int pass) {
     c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
     std::optional<FlagsGuard> flags;
     const Flags* set = nullptr;
+    torch::jit::Stack stack;
     for (const auto& op : plan) {
       if (op->flags != set) {
         set = op->flags;
         flags.emplace(*set);
       }
-      Run run(tape, *op, pass);
+      Run run(tape, *op, pass, stack);
       if (!run.take_inputs()) {
         break;
       }
