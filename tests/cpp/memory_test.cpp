@@ -1,6 +1,7 @@
 #include "support.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 namespace retape::testing {
 namespace {
@@ -84,6 +85,60 @@ TEST(MemoryMeter, TimelineSaysWhatEachAllocationWasFor) {
   EXPECT_TRUE(forward_sin);
   EXPECT_TRUE(replayed_sin);
   EXPECT_TRUE(backward);
+}
+
+// A device's caching allocator, as far as the meter reads it.
+class FakeDevice final : public c10::DeviceAllocator {
+ public:
+  FakeDevice() { c10::SetAllocator(kType, this, /*priority=*/1); }
+  ~FakeDevice() override { c10::SetAllocator(kType, nullptr, /*priority=*/1); }
+
+  static constexpr c10::DeviceType kType = c10::kPrivateUse1;
+
+  void take(int64_t bytes) {
+    now += bytes;
+    most = std::max(most, now);
+  }
+
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override { most = now; }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    auto& bytes = stats.requested_bytes[0];  // of all pools together
+    bytes.current = now;
+    bytes.peak = most;
+    return stats;
+  }
+  c10::DataPtr allocate(size_t) override { return {}; }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, std::size_t) const override {}
+
+ private:
+  int64_t now = 0;
+  int64_t most = 0;
+};
+
+TEST(MemoryMeter, OfADeviceCountsFromWhereItsAllocatorStood) {
+  FakeDevice device;
+  device.take(1000);
+  device.take(-600);
+  MeterOptions options;
+  options.device = c10::Device(FakeDevice::kType, 0);
+  MemoryMeter meter(options);
+  EXPECT_EQ(meter.peak(), 0);  // what came before is not the meter's
+  device.take(300);
+  device.take(-100);
+  EXPECT_EQ(meter.current(), 200);
+  EXPECT_EQ(meter.peak(), 300);
+  meter.reset_peak();
+  EXPECT_EQ(meter.peak(), 200);
+  meter.close();
+  device.take(5000);
+  EXPECT_EQ(meter.current(), 200);
+  EXPECT_EQ(meter.peak(), 200);
 }
 
 }  // namespace

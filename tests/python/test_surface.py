@@ -420,3 +420,16 @@ def test_meter_reads_after_its_block(x: torch.Tensor) -> None:
 def test_meter_of_a_device_that_is_not_there_says_so() -> None:
     with pytest.raises(retape.UsageError, match="no caching allocator for cuda"):
         retape.memory.Meter(device="cuda:0").__enter__()
+
+
+def test_compiled_autograd_gets_an_error_that_says_what_to_do(x: torch.Tensor) -> None:
+    with retape.recompute("full"):
+        y = x.sin().exp().sum()
+    enable = torch._dynamo.compiled_autograd._enable
+    with (
+        pytest.raises(RuntimeError, match=r"cannot trace replay\. Fix: run this backward without"),
+        enable(torch.compile(backend="eager")),
+    ):
+        y.backward()
+    y.backward()
+    assert x.grad is not None
