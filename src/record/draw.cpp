@@ -42,7 +42,7 @@ std::mutex& rewind_mutex() {
 Draw::Draw(at::Generator source, at::Generator state)
     : source_(std::move(source)), state_(std::move(state)) {}
 
-std::unique_ptr<Draw> Draw::before(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+at::Generator Draw::generator_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   at::Generator source;
   if (op.generator_arg >= 0 && args[op.generator_arg].isGenerator()) {
     source = args[op.generator_arg].toGenerator();
@@ -50,8 +50,26 @@ std::unique_ptr<Draw> Draw::before(const OpInfo& op, c10::ArrayRef<c10::IValue> 
   if (!source.defined()) {
     source = at::globalContext().defaultGenerator(device_of(args));
   }
+  return source;
+}
+
+std::unique_ptr<Draw> Draw::before(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  return of(generator_of(op, args));
+}
+
+std::unique_ptr<Draw> Draw::of(at::Generator source) {
   std::lock_guard<std::mutex> lock(source.mutex());
   return std::unique_ptr<Draw>(new Draw(source, source.clone()));
+}
+
+at::Tensor Draw::rewind() const {
+  auto later = state_of(source_);
+  set_state(source_, state_of(state_));
+  return later;
+}
+
+void Draw::restore(const at::Tensor& later) const {
+  set_state(source_, later);
 }
 
 bool Draw::moved() const {
@@ -65,14 +83,13 @@ at::Generator Draw::fresh() const {
   return state_.clone();
 }
 
-Draw::Rewind::Rewind(const Draw& draw) : source_(draw.source_) {
+Draw::Rewind::Rewind(const Draw& draw) : draw_(draw) {
   rewind_mutex().lock();
-  later_ = state_of(source_);
-  set_state(source_, state_of(draw.state_));
+  later_ = draw_.rewind();
 }
 
 Draw::Rewind::~Rewind() {
-  set_state(source_, later_);
+  draw_.restore(later_);
   rewind_mutex().unlock();
 }
 

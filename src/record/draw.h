@@ -15,6 +15,14 @@ class Draw {
  public:
   // Takes the state of the generator `op` will use: its argument, else the device's default.
   static std::unique_ptr<Draw> before(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
+  static at::Generator generator_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
+  static std::unique_ptr<Draw> of(at::Generator source);
+
+  const at::Generator& source() const { return source_; }
+
+  // Puts the recorded state into its generator; returns the one that was there.
+  at::Tensor rewind() const;
+  void restore(const at::Tensor& later) const;
 
   // The op did draw. Evaluation-mode attention carries the tag of a random op and draws nothing.
   bool moved() const;
@@ -32,7 +40,7 @@ class Draw {
     Rewind& operator=(const Rewind&) = delete;
 
    private:
-    at::Generator source_;
+    const Draw& draw_;
     at::Tensor later_;
   };
 
