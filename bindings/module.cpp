@@ -7,12 +7,15 @@
 
 namespace {
 
-PyObject* replay_mismatch = nullptr;  // borrowed: the module lives as long as the interpreter
+// Borrowed: the module lives as long as the interpreter.
+PyObject* usage_error = nullptr;
+PyObject* replay_mismatch = nullptr;
 
 // The engine carries Python's own exceptions across its threads; others become a RuntimeError.
-void translate(const retape::ReplayMismatch& error) {
+void translate(const retape::Error& error) {
   pybind11::gil_scoped_acquire gil;
-  PyErr_SetString(replay_mismatch, error.what());
+  const bool usage = dynamic_cast<const retape::UsageError*>(&error) != nullptr;
+  PyErr_SetString(usage ? usage_error : replay_mismatch, error.what());
   python_error raised;
   raised.persist();
   throw raised;
@@ -27,12 +30,14 @@ PYBIND11_MODULE(_C, module) {
   module.attr("built_for_torch") = RETAPE_BUILT_FOR_TORCH;
 
   auto error = py::register_exception<retape::Error>(module, "Error", PyExc_RuntimeError);
-  py::register_exception<retape::UsageError>(module, "UsageError", error.ptr());
+  usage_error =
+      py::register_exception<retape::UsageError>(module, "UsageError", error.ptr()).ptr();
   replay_mismatch =
       py::register_exception<retape::ReplayMismatch>(module, "ReplayMismatch", error.ptr()).ptr();
   retape::detail::set_error_translator(&translate);
 
   retape::python::bind_policy(module);
   retape::python::bind_recompute(module);
+  retape::python::bind_rerun(module);
   retape::python::bind_memory(module);
 }

@@ -1,7 +1,8 @@
 # pybind11 as bundled in the torch wheel, so that tensors and exceptions are torch's own.
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 find_library(TORCH_PYTHON_LIBRARY torch_python PATHS ${TORCH_INSTALL_PREFIX}/lib REQUIRED)
-Python_add_library(_C MODULE bindings/module.cpp bindings/policy.cpp bindings/recompute.cpp bindings/memory.cpp)
+Python_add_library(_C MODULE bindings/module.cpp bindings/policy.cpp bindings/recompute.cpp bindings/memory.cpp
+  bindings/rerun.cpp)
 target_link_libraries(_C PRIVATE retape ${TORCH_PYTHON_LIBRARY})
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C RETAPE_BUILT_FOR_TORCH="${Torch_VERSION}")
 target_compile_options(_C PRIVATE -Wall -Wextra -Wno-unused-parameter)

@@ -3,6 +3,7 @@
 
 #include <retape/checkpoint.h>
 #include <retape/error.h>
+#include <retape/layers.h>
 #include <retape/memory.h>
 #include <retape/policy.h>
 #include <retape/recompute.h>

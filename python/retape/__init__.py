@@ -25,7 +25,8 @@ from retape._C import (  # noqa: E402
     __version__,
     is_recording,
 )
-from retape._recompute import checkpoint, recompute  # noqa: E402
+from retape._checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+from retape._recompute import recompute  # noqa: E402
 
 __all__ = [
     "Error",
@@ -36,6 +37,7 @@ __all__ = [
     "ValueInfo",
     "__version__",
     "checkpoint",
+    "checkpoint_sequential",
     "is_recording",
     "memory",
     "recompute",

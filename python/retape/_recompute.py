@@ -1,15 +1,10 @@
-"""The scope and the checkpoint call, with the signatures people know."""
+"""The scope, and policies by whatever name they are given."""
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
 
 from retape import _C
 
 PolicyLike = str | _C.Policy | Callable[[_C.ValueInfo], bool | str]
-
-_REGION = _C.Policy.full().anchors(False)
 
 
 def as_policy(policy: PolicyLike) -> _C.Policy:
@@ -37,15 +32,3 @@ def recompute(policy: PolicyLike = "full", name: str = "") -> _C.Scope:
     name: of the region, for errors and reports.
     """
     return _C.Scope(as_policy(policy), name)
-
-
-def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` now, forget what it saved for backward, replay its ops when they are needed.
-
-    The function runs once. Everything it touches besides its arguments (caches, generators, running
-    statistics) is touched once. Under `torch.no_grad` this is a plain call.
-    """
-    if not torch.is_grad_enabled():
-        return function(*args, **kwargs)
-    with _C.Scope(_REGION, ""):
-        return function(*args, **kwargs)

@@ -7,6 +7,7 @@
 
 #include "record/recorder.h"
 #include "recompute/token.h"
+#include "rerun/watch.h"
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -61,6 +62,11 @@ class Front final : public Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (auto* watch = Watch::current(); watch != nullptr && ours(*watch)) {
+      if (auto hooks = watch->hooks()) {
+        return hooks;
+      }
+    }
     if (auto* recorder = Recorder::current(); recorder != nullptr && ours(*recorder)) {
       return std::make_unique<Token>(*recorder);
     }
@@ -68,6 +74,10 @@ class Front final : public Engine {
   }
 
  private:
+  static bool ours(const Watch& watch) {
+    return !at::SavedTensorDefaultHooks::get_tls_state().is_tracing && watch.innermost() && !watch.off();
+  }
+
   // Hooks that the user pushed inside the scope are the innermost ones, so they win.
   static bool ours(Recorder& recorder) {
     const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();

@@ -2,8 +2,6 @@
 
 #include "recompute/region.h"
 
-#include <retape/error.h>
-
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
@@ -22,7 +20,8 @@ namespace {
 
 std::atomic<ErrorTranslator> translator{nullptr};
 
-[[noreturn]] void raise(const ReplayMismatch& error) {
+template <typename Kind>
+[[noreturn]] void translate_and_throw(const Kind& error) {
   if (const auto translate = translator.load()) {
     translate(error);
   }
@@ -30,6 +29,14 @@ std::atomic<ErrorTranslator> translator{nullptr};
 }
 
 }  // namespace
+
+void raise(const UsageError& error) {
+  translate_and_throw(error);
+}
+
+void raise(const ReplayMismatch& error) {
+  translate_and_throw(error);
+}
 
 void set_error_translator(ErrorTranslator to) {
   translator.store(to);
@@ -39,10 +46,11 @@ std::string where(const Region* region) {
   return region == nullptr || region->name.empty() ? "" : "region \"" + region->name + "\": ";
 }
 
-void throw_changed_in_place(const View& view, uint32_t version, uint32_t expected) {
+void throw_changed_in_place(
+    c10::ScalarType dtype, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
   std::ostringstream text;
   text << "one of the variables needed for gradient computation has been modified by an inplace "
-       << "operation: [" << c10::toString(view.dtype()) << " " << view.sizes()
+       << "operation: [" << c10::toString(dtype) << " " << sizes
        << "] is at version " << version << "; expected version " << expected << " instead.";
   if (!torch::autograd::AnomalyMode::is_enabled()) {
     text << " Hint: enable anomaly detection to find the operation that failed to compute its "
@@ -64,6 +72,10 @@ void throw_root_changed(const Value& root) {
   text << ". Fix: run backward before changing it, or change it inside the scope, where the tape "
        << "sees it and keeps a copy.";
   raise(ReplayMismatch(text.str()));
+}
+
+void throw_rerun_differs(const std::string& region, const std::string& what) {
+  raise(ReplayMismatch("[checkpoint] " + (region.empty() ? "" : "region \"" + region + "\": ") + what));
 }
 
 void throw_other_size(const Op& op, size_t expected, size_t got) {

@@ -3,18 +3,28 @@
 
 #include "record/value.h"
 
+#include <retape/error.h>
+
 #include <string>
 
 namespace retape::detail {
 
+// Throws it the way the language that runs backward wants it.
+[[noreturn]] void raise(const UsageError& error);
+[[noreturn]] void raise(const ReplayMismatch& error);
+
 // The error plain autograd raises for a saved tensor that was changed in place.
-[[noreturn]] void throw_changed_in_place(const View& view, uint32_t version, uint32_t expected);
+[[noreturn]] void throw_changed_in_place(
+    c10::ScalarType dtype, c10::IntArrayRef sizes, uint32_t version, uint32_t expected);
 
 // A root that a recipe reads is no longer what it was.
 [[noreturn]] void throw_root_changed(const Value& root);
 
 // An op gave a storage of another size than in forward.
 [[noreturn]] void throw_other_size(const Op& op, size_t expected, size_t got);
+
+// A function that ran again did not do what it did in forward.
+[[noreturn]] void throw_rerun_differs(const std::string& region, const std::string& what);
 
 std::string where(const Region* region);
 

@@ -51,10 +51,8 @@ void Token::call_pack_hook(const at::Tensor& tensor) {
 
 void Token::check_version() const {
   if (counter_.enabled() && counter_.current_version() != version_) {
-    throw_changed_in_place(
-        original_.defined() && is_plain(original_) ? View(original_) : view_,
-        counter_.current_version(),
-        version_);
+    const auto& view = original_.defined() && is_plain(original_) ? View(original_) : view_;
+    throw_changed_in_place(view.dtype(), view.sizes(), counter_.current_version(), version_);
   }
 }
 

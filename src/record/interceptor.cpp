@@ -3,6 +3,7 @@
 #include "record/interceptor.h"
 
 #include "record/recorder.h"
+#include "rerun/watch.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -26,31 +27,53 @@ bool is_wrapped_call(const torch::jit::Stack& stack, size_t arguments) {
   return false;
 }
 
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+Recorder* recorder_that_is_on() {
   auto* recorder = Recorder::current();
+  return recorder == nullptr || recorder->off() ? nullptr : recorder;
+}
+
+Watch* watch_that_is_on() {
+  auto* watch = Watch::current();
+  return watch == nullptr || watch->off() ? nullptr : watch;
+}
+
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  auto* recorder = recorder_that_is_on();
+  auto* watch = watch_that_is_on();
   const auto below = keys & kBelow;
-  if (recorder == nullptr || recorder->off()) {
+  if (recorder == nullptr && watch == nullptr) {
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(below, stack);
     return;
   }
   const OpInfo& info = op_info(op);
   if (info.passes(below) || is_wrapped_call(*stack, info.arguments)) {
-    op.redispatchBoxed(below, stack);  // the key stays on: what it calls is recorded
+    op.redispatchBoxed(below, stack);  // the key stays on: what it calls is seen
+    if (watch != nullptr) {
+      watch->between();
+    }
     return;
   }
   c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-  if (info.makes_nothing()) {
-    op.redispatchBoxed(below, stack);
-    return;
+  if (watch != nullptr) {
+    watch->before(info, *stack);
   }
-  recorder->run(op, info, below, stack);
+  if (recorder == nullptr || info.makes_nothing()) {
+    op.redispatchBoxed(below, stack);
+  } else {
+    recorder->run(op, info, below, stack);
+  }
+  if (watch != nullptr) {
+    watch->after(info, *stack);
+  }
 }
 
 }  // namespace
 
 void set_intercepting(bool on) {
-  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  thread_local int users = 0;
+  users += on ? 1 : -1;
+  c10::impl::tls_set_dispatch_key_included(kKey, users > 0);
 }
 
 }  // namespace retape::detail

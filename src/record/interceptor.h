@@ -9,7 +9,7 @@ namespace retape::detail {
 // nobody in torch 2.13 (the one library that used it, torchdistx, is archived).
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
-// Per thread. While on, every op of the thread comes to the interceptor first.
+// Per thread, counted. While on, every op of the thread comes to the interceptor first.
 void set_intercepting(bool on);
 
 }  // namespace retape::detail

@@ -33,6 +33,7 @@ class Recorder final : private Shelf {
   bool in_other_backward() const;
 
   Tape& tape() { return *tape_; }
+  size_t depth() const { return scopes_.size(); }
   Region& region() { return *scopes_.back(); }
 
   // What happens now is not forward: an op is running already, or a backward.

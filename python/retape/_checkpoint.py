@@ -1,0 +1,208 @@
+"""torch.utils.checkpoint's calls, by replay or by running the function again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from retape import _C
+from retape._recompute import PolicyLike, as_policy
+from retape._selective import policy_of
+
+Tensor = torch.Tensor
+Contexts = tuple[AbstractContextManager, AbstractContextManager]
+
+_REGION = _C.Policy.full().anchors(False)
+_METHODS = ("replay", "rerun")
+_CHECKS = ("default", "none")
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    method: str = "replay",
+    policy: PolicyLike | None = None,
+    name: str = "",
+    preserve_rng_state: bool = True,
+    context_fn: Callable[[], Contexts] | None = None,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Call `function` now, forget what it saved for backward, bring that back when it is needed.
+
+    method="replay" runs the function once; backward replays the ops that it called, from what it
+    was given. Caches, generators, running statistics and whatever else it touches are touched once.
+    `policy` says what is kept inside (default: nothing); `context_fn` of selective checkpointing
+    becomes such a policy. `use_reentrant`, `preserve_rng_state` and `early_stop` make no difference.
+
+    method="rerun" calls the function again in backward, for kernels that the dispatcher does not
+    see. It then finds the generators it drew from, autocast, SDPA and deterministic settings, the
+    default dtype and device and the grad mode as they were, and tensors from outside that it writes
+    are put back afterwards. What it saves is compared, bit for bit, with what it saved in forward:
+    a difference raises ReplayMismatch (determinism_check="none" and preserve_rng_state=False do
+    not compare). use_reentrant=True holds no graph and runs a backward of its own inside backward;
+    tensors in containers and in keyword arguments get gradients too.
+
+    Under `torch.no_grad` this is a plain call.
+    """
+    if method not in _METHODS:
+        raise _C.UsageError(
+            f'[checkpoint] no method is called "{method}": expected "replay" or "rerun". '
+            "Fix: use one of these."
+        )
+    if determinism_check not in _CHECKS:
+        raise ValueError(
+            f"determinism_check should be one of {list(_CHECKS)}, but got {determinism_check}"
+        )
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    if method == "replay":
+        return _replay(function, args, kwargs, policy, name, context_fn)
+    if policy is not None:
+        raise _C.UsageError(
+            '[checkpoint] a policy chooses what replay keeps; method="rerun" has none. '
+            'Fix: method="replay", or context_fn for selective checkpointing.'
+        )
+    if torch_checkpoint._enable_checkpoint_early_stop is not None:
+        early_stop = torch_checkpoint._enable_checkpoint_early_stop
+    if torch_checkpoint._checkpoint_debug_enabled is not None:
+        debug = torch_checkpoint._checkpoint_debug_enabled
+    options = _C.RerunOptions(
+        name, preserve_rng_state, early_stop, determinism_check == "default", debug
+    )
+    if use_reentrant:
+        if context_fn is not None or debug:
+            raise ValueError(
+                "Passing `context_fn` or `debug` is only supported when use_reentrant=False."
+            )
+        return _reentrant(function, args, kwargs, options)
+    return _rerun(function, args, kwargs, options, context_fn)
+
+
+def checkpoint_sequential(
+    functions: torch.nn.Sequential | Iterable[Callable[[Any], Any]],
+    segments: int,
+    input: Any,
+    use_reentrant: bool | None = None,
+    **options: Any,
+) -> Any:
+    """Run `functions` one after another, in `segments` checkpointed pieces; the last is plain.
+
+    options: those of `checkpoint`.
+    """
+    if isinstance(functions, torch.nn.Sequential):
+        functions = functions.children()
+    steps = list(functions)
+    size = len(steps) // segments
+
+    def piece(start: int, end: int) -> Callable[[Any], Any]:
+        def forward(value: Any) -> Any:
+            for step in steps[start:end]:
+                value = step(value)
+            return value
+
+        return forward
+
+    last = size * (segments - 1)
+    for start in range(0, last, size):
+        run = piece(start, start + size)
+        input = checkpoint(run, input, use_reentrant=use_reentrant, **options)
+    return piece(last, len(steps))(input)
+
+
+def _replay(
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    policy: PolicyLike | None,
+    name: str,
+    context_fn: Callable[[], Contexts] | None,
+) -> Any:
+    rule = _REGION if policy is None else as_policy(policy)
+    if context_fn is None:
+        with _C.Scope(rule, name):
+            return function(*args, **kwargs)
+    context, _ = context_fn()
+    selective = policy_of(context)
+    if selective is not None:
+        rule, context = selective, nullcontext()
+    with _C.Scope(rule, name), context:
+        return function(*args, **kwargs)
+
+
+class _Given:
+    """Arguments with their tensors taken out, to be put in again."""
+
+    def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        leaves, self.spec = tree_flatten((args, kwargs))
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def give_up_tensors(self) -> list[Tensor]:
+        tensors, self.tensors = self.tensors, []
+        return tensors
+
+    def call(self, function: Callable[..., Any], tensors: list[Tensor]) -> Any:
+        leaves = list(self.rest)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return function(*args, **kwargs)
+
+
+def _default_device() -> AbstractContextManager:
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
+
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode
+    return nullcontext()
+
+
+def _rerun(
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    options: _C.RerunOptions,
+    context_fn: Callable[[], Contexts] | None,
+) -> Any:
+    given = _Given(args, kwargs)
+    forward, backward = (nullcontext(), nullcontext()) if context_fn is None else context_fn()
+    device = _default_device()
+
+    def again(tensors: list[Tensor]) -> None:
+        with backward, device:
+            given.call(function, tensors)
+
+    with _C.RerunScope(options, given.give_up_tensors(), again), forward:
+        return function(*args, **kwargs)
+
+
+def _reentrant(
+    function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], options: _C.RerunOptions
+) -> Any:
+    given = _Given(args, kwargs)
+    device = _default_device()
+    first: list[tuple[list[Any], Any]] = []
+
+    def body(tensors: list[Tensor]) -> list[Tensor]:
+        with device:
+            leaves, spec = tree_flatten(given.call(function, tensors))
+        if not torch.is_grad_enabled():
+            first.append((leaves, spec))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    outputs = iter(_C.reentrant(options, given.give_up_tensors(), body))
+    leaves, spec = first.pop()
+    wired = [next(outputs) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return tree_unflatten(wired, spec)

@@ -1,0 +1,91 @@
+#include "rerun/frame.h"
+
+#include "memory/phase.h"
+#include "recompute/engine.h"
+#include "recompute/errors.h"
+#include "rerun/first_run.h"
+#include "rerun/second_run.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace retape::detail {
+
+Frame::Frame(RerunOptions options, const Tensors& inputs, RerunScope::Again again)
+    : options_(std::move(options)),
+      again_(std::move(again)),
+      conditions_(options_.preserve_rng_state) {
+  inputs_.reserve(inputs.size());
+  for (const auto& input : inputs) {
+    inputs_.emplace_back(input, /*is_output=*/false);  // by the hooks of whatever is around
+  }
+}
+
+std::shared_ptr<Pass> Frame::current_pass() {
+  const int id = torch::autograd::get_current_graph_task_id();
+  if (id < 0) {  // asked for outside a backward: nothing is kept for the next question
+    return std::make_shared<Pass>();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& pass = passes_[id];
+  if (!pass) {
+    pass = std::make_shared<Pass>();
+    torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), id] {
+      if (const auto frame = weak.lock()) {
+        std::lock_guard<std::mutex> lock(frame->mutex_);
+        frame->passes_.erase(id);
+      }
+    });
+  }
+  return pass;
+}
+
+at::Tensor Frame::bring(size_t index) {
+  const auto pass = current_pass();
+  std::lock_guard<std::mutex> lock(pass->mutex);
+  pass->tensors.resize(slots_.size());
+  pass->given.resize(slots_.size());
+  if (!pass->tensors[index].defined()) {
+    run_again(*pass, index);
+  }
+  pass->given[index] = true;
+  return std::move(pass->tensors[index]);
+}
+
+void Frame::check_versions() const {
+  for (const auto& slot : slots_) {
+    if (slot.held.defined() && slot.held._version() != slot.version) {
+      throw_changed_in_place(
+          slot.held.scalar_type(), slot.held.sizes(), slot.held._version(), slot.version);
+    }
+  }
+}
+
+void Frame::run_again(Pass& pass, size_t wanted) {
+  check_versions();
+  Tensors inputs;
+  inputs.reserve(inputs_.size());
+  for (const auto& input : inputs_) {
+    inputs.push_back(input.unpack());
+  }
+  SecondRun run(*this, pass, wanted);
+  {
+    PhaseGuard phase(Phase::Replay);
+    Conditions::Again conditions(conditions_);
+    try {
+      again_(inputs);
+    } catch (const StopRerun&) {
+    }
+  }
+  run.check();
+}
+
+RerunScope::RerunScope(RerunOptions options, const Tensors& inputs, Again again) {
+  install_engine();
+  run_ = std::make_unique<FirstRun>(
+      std::make_shared<Frame>(std::move(options), inputs, std::move(again)));
+}
+
+RerunScope::~RerunScope() = default;
+
+}  // namespace retape::detail

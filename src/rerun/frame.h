@@ -1,0 +1,64 @@
+// Frame: one call of a function under rerun: what it was given, under which conditions, and what
+// autograd saved in it. The tokens that autograd holds own it; so it dies with its graph.
+//
+//   forward    FirstRun   i-th save: a token, and a digest once the op that saved it has ended
+//   backward   SecondRun  i-th save: the tensor that token i stands for, compared with the digest
+#pragma once
+
+#include "rerun/conditions.h"
+#include "rerun/digest.h"
+
+#include <retape/rerun.h>
+
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <map>
+#include <mutex>
+
+namespace retape::detail {
+
+// One tensor that autograd saved.
+struct Slot {
+  const OpInfo* op = nullptr;  // that saved it; null: a custom function
+  at::Tensor held;             // a parameter or a buffer, which is alive anyway
+  uint32_t version = 0;        // of it
+  Digest digest;
+};
+
+// What a second run brought back for one backward.
+struct Pass {
+  std::mutex mutex;  // held while the function runs: another thread of the same backward waits
+  std::vector<at::Tensor> tensors;
+  std::vector<bool> given;  // to autograd, in this pass
+};
+
+class Frame final : public std::enable_shared_from_this<Frame> {
+ public:
+  Frame(RerunOptions options, const Tensors& inputs, RerunScope::Again again);
+
+  const at::Tensor& held(size_t index) const { return slots_[index].held; }
+
+  // Tensor of slot `index`, for the backward that is running.
+  at::Tensor bring(size_t index);
+
+ private:
+  friend class FirstRun;
+  friend class SecondRun;
+
+  std::shared_ptr<Pass> current_pass();
+  void run_again(Pass& pass, size_t wanted);
+  void check_versions() const;  // nothing that is held was changed in place since
+
+  const RerunOptions options_;
+  std::vector<torch::autograd::SavedVariable> inputs_;
+  const RerunScope::Again again_;
+  Conditions conditions_;
+  std::vector<Slot> slots_;
+  std::vector<const OpInfo*> ops_;  // of the first run, for errors in debug mode
+  bool complete_ = false;           // the first run has ended
+
+  std::mutex mutex_;  // of passes_
+  std::map<int, std::shared_ptr<Pass>> passes_;
+};
+
+}  // namespace retape::detail

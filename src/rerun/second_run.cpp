@@ -1,0 +1,162 @@
+#include "rerun/second_run.h"
+
+#include "recompute/errors.h"
+#include "record/interceptor.h"
+
+#include <retape/error.h>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <sstream>
+
+namespace retape::detail {
+
+namespace {
+
+// Autograd's hold on a tensor of the second run, whose graph nobody will go through, unless the
+// function itself does.
+class Taken final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit Taken(SecondRun& run) : run_(run) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.is_leaf() ? tensor : tensor.tensor_data();
+    run_.save(tensor);
+  }
+
+  at::Tensor call_unpack_hook() override { return tensor_; }
+
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
+      const override {
+    throw UsageError(
+        "[checkpoint] compiled autograd cannot run inside a second run. Fix: run that backward "
+        "without torch._dynamo.compiled_autograd.");
+  }
+
+ private:
+  SecondRun& run_;
+  at::Tensor tensor_;
+};
+
+std::string name_of(const OpInfo* op) {
+  return op == nullptr ? "a custom function" : op->name.name;
+}
+
+}  // namespace
+
+SecondRun::SecondRun(Frame& frame, Pass& pass, size_t wanted)
+    : frame_(frame), pass_(pass), wanted_(wanted) {}
+
+void SecondRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
+  op_ = &op;
+  undo_.before(op, stack);
+  if (frame_.options_.debug) {
+    ops_.push_back(&op);
+  }
+}
+
+void SecondRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
+  op_ = nullptr;
+  undo_.after(op, stack);
+  for (const auto& [index, tensor] : waiting_) {
+    take(index, tensor);
+  }
+  waiting_.clear();
+  between();
+}
+
+void SecondRun::between() {
+  const bool all = frame_.options_.early_stop && saved_ >= frame_.slots_.size() && frame_.complete_;
+  if (!all && !mismatch_) {
+    return;
+  }
+  if (frame_.options_.stop != nullptr) {
+    frame_.options_.stop();
+  }
+  throw StopRerun();
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> SecondRun::hooks() {
+  return std::make_unique<Taken>(*this);
+}
+
+void SecondRun::save(const at::Tensor& tensor) {
+  const size_t index = saved_++;
+  if (op_ != nullptr) {
+    waiting_.emplace_back(index, tensor);
+  } else {
+    take(index, tensor);
+  }
+}
+
+void SecondRun::take(size_t index, const at::Tensor& tensor) {
+  c10::impl::ExcludeDispatchKeyGuard unseen(kKey);  // what is done here is not the function's
+  if (mismatch_) {
+    return;
+  }
+  if (index >= frame_.slots_.size()) {
+    if (frame_.complete_ && frame_.options_.check_determinism) {
+      std::ostringstream text;
+      text << "the function saved more tensors for backward when it ran again: expected "
+           << frame_.slots_.size() << ", got " << index + 1;
+      mismatch(text.str());
+    }
+    return;
+  }
+  const auto& slot = frame_.slots_[index];
+  if (slot.held.defined()) {
+    return;
+  }
+  if (frame_.options_.check_determinism) {
+    const Digest now(tensor, frame_.options_.preserve_rng_state);
+    if (!(slot.digest == now)) {
+      std::ostringstream text;
+      text << "tensor " << index << " that " << name_of(slot.op) << " saved for backward ("
+           << slot.digest.shape() << ") came out different when the function ran again: "
+           << slot.digest.difference(now);
+      mismatch(text.str());
+      return;
+    }
+  }
+  if (index == wanted_ || !pass_.given[index]) {
+    const auto data = tensor.tensor_data();
+    pass_.tensors[index] = undo_.holds(tensor) ? data.clone() : data;
+  }
+}
+
+void SecondRun::mismatch(const std::string& what) {
+  mismatch_ = what;
+}
+
+std::string SecondRun::ops() const {
+  if (!frame_.options_.debug) {
+    return "";
+  }
+  std::ostringstream text;
+  const auto list = [&](const char* title, const std::vector<const OpInfo*>& ops) {
+    text << title;
+    for (const auto* op : ops) {
+      text << "\n  " << op->name.name;
+    }
+  };
+  list("\nops of the first run:", frame_.ops_);
+  list("\nops of the second run:", ops_);
+  return text.str();
+}
+
+void SecondRun::check() const {
+  const std::string fix =
+      ". Fix: make the function depend on its arguments alone, or use method=\"replay\", which does "
+      "not run it again.";
+  if (mismatch_) {
+    throw_rerun_differs(frame_.options_.name, *mismatch_ + fix + ops());
+  }
+  if (saved_ < frame_.slots_.size() && (frame_.options_.check_determinism || saved_ <= wanted_)) {
+    std::ostringstream text;
+    text << "the function saved fewer tensors for backward when it ran again: expected "
+         << frame_.slots_.size() << ", got " << saved_ << fix << ops();
+    throw_rerun_differs(frame_.options_.name, text.str());
+  }
+}
+
+}  // namespace retape::detail

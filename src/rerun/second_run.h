@@ -1,0 +1,43 @@
+// SecondRun: watches the function in backward, and takes what it saves.
+#pragma once
+
+#include "rerun/frame.h"
+#include "rerun/undo.h"
+#include "rerun/watch.h"
+
+#include <optional>
+
+namespace retape::detail {
+
+class SecondRun final : public Watch {
+ public:
+  // For slot `wanted`; along the way it fills every slot that was not given out yet.
+  SecondRun(Frame& frame, Pass& pass, size_t wanted);
+
+  void before(const OpInfo& op, const torch::jit::Stack& stack) override;
+  void after(const OpInfo& op, const torch::jit::Stack& stack) override;
+  void between() override;
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override;
+
+  void save(const at::Tensor& tensor);
+
+  // The function has ended, or was stopped: ReplayMismatch if it did not save what forward saved.
+  void check() const;
+
+ private:
+  void take(size_t index, const at::Tensor& tensor);
+  void mismatch(const std::string& what);
+  std::string ops() const;
+
+  Frame& frame_;
+  Pass& pass_;
+  const size_t wanted_;
+  size_t saved_ = 0;
+  const OpInfo* op_ = nullptr;  // that is running
+  std::vector<std::pair<size_t, at::Tensor>> waiting_;
+  std::optional<std::string> mismatch_;
+  std::vector<const OpInfo*> ops_;
+  Undo undo_;
+};
+
+}  // namespace retape::detail
