@@ -63,7 +63,14 @@ FirstRun::~FirstRun() {
 
 void FirstRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = &op;
-  frame_->conditions_.note(op, torch::jit::last(stack, op.arguments));
+  const auto args = torch::jit::last(stack, op.arguments);
+  frame_->conditions_.note(op, args);
+  frame_->outside_.before(op, stack);
+  unwritten_ = nullptr;
+  if (op.training_arg >= 0 && op.writes.size() == 1 && args[op.training_arg].isBool() &&
+      !args[op.training_arg].toBool() && args[op.writes[0]].isTensor()) {
+    unwritten_ = args[op.writes[0]].toTensor().unsafeGetTensorImpl();  // the noise of rrelu
+  }
   if (frame_->options_.debug) {
     frame_->ops_.push_back(&op);
   }
@@ -72,6 +79,7 @@ void FirstRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
 void FirstRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = nullptr;
   insiders_.after(op, stack);
+  frame_->outside_.after(op, stack);
   for (const auto& [index, tensor] : waiting_) {
     take_digest(index, tensor);
   }
@@ -96,6 +104,7 @@ size_t FirstRun::save(const at::Tensor& tensor) {
     slot.held = tensor;
     slot.version = tensor._version();
   }
+  slot.garbage = op_ != nullptr && tensor.unsafeGetTensorImpl() == unwritten_;
   frame_->slots_.push_back(std::move(slot));
   if (op_ != nullptr) {
     waiting_.emplace_back(index, tensor);
@@ -109,7 +118,7 @@ void FirstRun::take_digest(size_t index, const at::Tensor& tensor) {
   c10::impl::ExcludeDispatchKeyGuard unseen(kKey);  // what is done here is not the function's
   auto& slot = frame_->slots_[index];
   if (!slot.held.defined() && frame_->options_.check_determinism) {
-    slot.digest = Digest(tensor, frame_->options_.preserve_rng_state);
+    slot.digest = Digest(tensor, frame_->options_.preserve_rng_state && !slot.garbage);
   }
 }
 

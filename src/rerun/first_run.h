@@ -28,6 +28,7 @@ class FirstRun final : public Watch {
   const OpInfo* op_ = nullptr;  // that is running
   std::vector<std::pair<size_t, at::Tensor>> waiting_;  // saved by it: it may still write them
   Insiders insiders_;
+  const c10::TensorImpl* unwritten_ = nullptr;  // what the op would write in training
 };
 
 }  // namespace retape::detail

@@ -7,6 +7,7 @@
 
 #include "rerun/conditions.h"
 #include "rerun/digest.h"
+#include "rerun/outside.h"
 
 #include <retape/rerun.h>
 
@@ -22,6 +23,7 @@ struct Slot {
   const OpInfo* op = nullptr;  // that saved it; null: a custom function
   at::Tensor held;             // a parameter or a buffer, which is alive anyway
   uint32_t version = 0;        // of it
+  bool garbage = false;        // memory that the op did not write after all
   Digest digest;
 };
 
@@ -53,6 +55,7 @@ class Frame final : public std::enable_shared_from_this<Frame> {
   std::vector<torch::autograd::SavedVariable> inputs_;
   const RerunScope::Again again_;
   Conditions conditions_;
+  Outside outside_{Outside::kSmall};  // of the first run
   std::vector<Slot> slots_;
   std::vector<const OpInfo*> ops_;  // of the first run, for errors in debug mode
   bool complete_ = false;           // the first run has ended

@@ -3,7 +3,7 @@
 #include "memory/phase.h"
 #include "recompute/errors.h"
 #include "rerun/conditions.h"
-#include "rerun/undo.h"
+#include "rerun/outside.h"
 #include "rerun/watch.h"
 
 #include <retape/rerun.h>
@@ -30,6 +30,7 @@ struct Call final : torch::CustomClassHolder {
   RerunOptions options;
   Body body;
   Conditions conditions;
+  Outside outside{Outside::kSmall};  // of the first run
   Tensors results;  // until they are outputs of the node
 };
 
@@ -40,11 +41,14 @@ class Forward final : public Watch {
   void before(const OpInfo& op, const torch::jit::Stack& stack) override {
     const auto args = torch::jit::last(stack, op.arguments);
     call_.conditions.note(op, args);
+    call_.outside.before(op, stack);
     saw_gradients_ = saw_gradients_ || std::any_of(args.begin(), args.end(), [](const auto& arg) {
       return arg.isTensor() && arg.toTensor().defined() && arg.toTensor().requires_grad();
     });
   }
-  void after(const OpInfo&, const torch::jit::Stack&) override {}
+  void after(const OpInfo& op, const torch::jit::Stack& stack) override {
+    call_.outside.after(op, stack);
+  }
   void between() override {}
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return nullptr; }
 
@@ -57,13 +61,16 @@ class Forward final : public Watch {
 
 class Backward final : public Watch {
  public:
-  void before(const OpInfo& op, const torch::jit::Stack& stack) override { undo_.before(op, stack); }
-  void after(const OpInfo& op, const torch::jit::Stack& stack) override { undo_.after(op, stack); }
+  explicit Backward(const Call& call) { later_.go_back_to(call.outside); }
+  ~Backward() override { later_.put_back(); }
+
+  void before(const OpInfo& op, const torch::jit::Stack& stack) override { later_.before(op, stack); }
+  void after(const OpInfo& op, const torch::jit::Stack& stack) override { later_.after(op, stack); }
   void between() override {}
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return nullptr; }
 
  private:
-  Undo undo_;
+  Outside later_;
 };
 
 struct Node final : torch::autograd::Function<Node> {
@@ -118,7 +125,7 @@ struct Node final : torch::autograd::Function<Node> {
 
   static Tensors run(const Call& call, const Tensors& inputs) {
     PhaseGuard phase(Phase::Replay);
-    Backward watch;
+    Backward watch(call);
     Conditions::Again conditions(call.conditions);
     c10::AutoGradMode with_graph(true);
     return call.body(inputs);

@@ -45,11 +45,17 @@ std::string name_of(const OpInfo* op) {
 }  // namespace
 
 SecondRun::SecondRun(Frame& frame, Pass& pass, size_t wanted)
-    : frame_(frame), pass_(pass), wanted_(wanted) {}
+    : frame_(frame), pass_(pass), wanted_(wanted) {
+  later_.go_back_to(frame_.outside_);
+}
+
+SecondRun::~SecondRun() {
+  later_.put_back();
+}
 
 void SecondRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = &op;
-  undo_.before(op, stack);
+  later_.before(op, stack);
   if (frame_.options_.debug) {
     ops_.push_back(&op);
   }
@@ -57,7 +63,7 @@ void SecondRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
 
 void SecondRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = nullptr;
-  undo_.after(op, stack);
+  later_.after(op, stack);
   for (const auto& [index, tensor] : waiting_) {
     take(index, tensor);
   }
@@ -120,7 +126,7 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
   }
   if (index == wanted_ || !pass_.given[index]) {
     const auto data = tensor.tensor_data();
-    pass_.tensors[index] = undo_.holds(tensor) ? data.clone() : data;
+    pass_.tensors[index] = later_.holds(tensor) ? data.clone() : data;
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "rerun/frame.h"
-#include "rerun/undo.h"
 #include "rerun/watch.h"
 
 #include <optional>
@@ -13,6 +12,7 @@ class SecondRun final : public Watch {
  public:
   // For slot `wanted`; along the way it fills every slot that was not given out yet.
   SecondRun(Frame& frame, Pass& pass, size_t wanted);
+  ~SecondRun() override;
 
   void before(const OpInfo& op, const torch::jit::Stack& stack) override;
   void after(const OpInfo& op, const torch::jit::Stack& stack) override;
@@ -37,7 +37,7 @@ class SecondRun final : public Watch {
   std::vector<std::pair<size_t, at::Tensor>> waiting_;
   std::optional<std::string> mismatch_;
   std::vector<const OpInfo*> ops_;
-  Undo undo_;
+  Outside later_;  // what this run must leave as it found it
 };
 
 }  // namespace retape::detail

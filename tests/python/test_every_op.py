@@ -10,7 +10,6 @@ default generator. Where eager raises, the scope must raise the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -119,13 +118,36 @@ def _grads(
     return torch.autograd.grad(outs, inputs, seeds, create_graph=create, allow_unused=True)
 
 
-def run(
-    function: Callable[..., Any],
-    sample: Any,
-    twice: bool,
-    scope: AbstractContextManager[Any],
-) -> Outcome:
-    """Forward in `scope`, backward after it; with `twice`, gradients of the gradients too."""
+# Calls forward; what was replayed or run again can be counted once backward is over.
+Way = Callable[[Callable[[], list[torch.Tensor]]], tuple[list[torch.Tensor], Callable[[], int]]]
+
+
+def plain(forward: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], Callable[[], int]]:
+    return forward(), lambda: 0
+
+
+def everything_dropped(
+    forward: Callable[[], list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], Callable[[], int]]:
+    with retape.recompute(retape.Policy.full().anchors(False)) as scope:
+        outs = forward()
+    return outs, lambda: scope.stats.ops_replayed
+
+
+def run_again(
+    forward: Callable[[], list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], Callable[[], int]]:
+    calls = []
+
+    def counted() -> list[torch.Tensor]:
+        calls.append(None)
+        return forward()
+
+    return retape.checkpoint(counted, method="rerun"), lambda: len(calls) - 1
+
+
+def run(function: Callable[..., Any], sample: Any, twice: bool, way: Way) -> Outcome:
+    """Forward in that way, then backward; with `twice`, gradients of the gradients too."""
     outcome = Outcome()
     flat, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     leaves = {id(x): Leaf(x) for x in flat if isinstance(x, torch.Tensor) and x.requires_grad}
@@ -147,8 +169,7 @@ def run(
     inputs = [leaf.tensor for leaf in leaves.values()]
     generator = torch.Generator().manual_seed(2)
     try:
-        with scope as recorded:
-            outs = forward()
+        outs, replayed = way(forward)
         outcome.values["outputs"] = [x.detach().clone() for x in outs]
         live = [x for x in outs if x.requires_grad]
         seeds = [_random_like(x, generator).requires_grad_(twice) for x in live]
@@ -158,15 +179,11 @@ def run(
         if twice and again:
             second = [_random_like(g, generator) for g in again]
             outcome.values["second gradients"] = list(_grads(again, inputs + seeds, second, False))
-        outcome.replayed = recorded.stats.ops_replayed if recorded is not None else 0
+        outcome.replayed = replayed()
     except Exception as error:
         outcome.error = error
     outcome.values["generator"] = torch.get_rng_state()
     return outcome
-
-
-def everything_dropped() -> AbstractContextManager[Any]:
-    return retape.recompute(retape.Policy.full().anchors(False))
 
 
 def _numel(sample: Any) -> int:
@@ -219,14 +236,14 @@ def test_gradients_are_bitwise_those_of_eager(op: Any, record_property: Any) -> 
             for form, function in _forms(op, sample, index < 2):
                 where = f"{name} {dtype} sample {index} {form}"
                 twice = op.supports_gradgrad and form != "method"
-                eager = run(function, sample, twice, nullcontext())
+                eager = run(function, sample, twice, plain)
                 if eager.error is not None and twice and name in NO_SECOND_DERIVATIVE:
                     twice, refused = False, refused + 1
-                    eager = run(function, sample, twice, nullcontext())
-                recomputed = run(function, sample, twice, everything_dropped())
+                    eager = run(function, sample, twice, plain)
+                recomputed = run(function, sample, twice, everything_dropped)
                 difference = eager.difference(recomputed)
                 if difference is not None:
-                    again = eager.difference(run(function, sample, twice, nullcontext()))
+                    again = eager.difference(run(function, sample, twice, plain))
                     assert again is None, f"{where}: eager differs from itself: {again}"
                 assert difference is None, f"{where}: {difference}\n{sample.summary()}"
                 assert form == "in place" or eager.error is None, f"{where}: eager: {eager.error!r}"
@@ -237,3 +254,23 @@ def test_gradients_are_bitwise_those_of_eager(op: Any, record_property: Any) -> 
     record_property("entries with ops replayed", replayed > 0)
     if name not in NOTHING_TO_REPLAY:
         assert replayed > 0, f"{name}: nothing was replayed, so nothing was shown"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", ENTRIES, ids=lambda op: op.formatted_name)
+def test_gradients_of_a_second_run_are_bitwise_those_of_eager(op: Any) -> None:
+    """The same, by checkpoint(method="rerun"): three samples in float32, their in-place forms too."""
+    if torch.float32 not in op.supported_backward_dtypes("cpu"):
+        return  # the test above says which entries have no float32 gradient, and why
+    again = 0
+    for index, sample in enumerate(_chosen(op, torch.float32)[:3]):
+        for form, function in _forms(op, sample, index < 2):
+            twice = op.supports_gradgrad and form == "function"
+            eager = run(function, sample, twice, plain)
+            if eager.error is not None and op.formatted_name in NO_SECOND_DERIVATIVE:
+                eager = run(function, sample, twice := False, plain)
+            second = run(function, sample, twice, run_again)
+            difference = eager.difference(second)
+            assert difference is None, f"{op.formatted_name} sample {index} {form}: {difference}"
+            again += second.replayed
+    assert again > 0, f"{op.formatted_name}: nothing ran again, so nothing was shown"
