@@ -14,7 +14,7 @@ from retape._torch_version import check as _check
 
 _check()
 
-from retape import memory  # noqa: E402
+from retape import huggingface, memory  # noqa: E402
 from retape._C import (  # noqa: E402
     Error,
     Policy,
@@ -27,8 +27,10 @@ from retape._C import (  # noqa: E402
 )
 from retape._checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 from retape._recompute import recompute  # noqa: E402
+from retape.layers import Enabled, disable, enable, enabled  # noqa: E402
 
 __all__ = [
+    "Enabled",
     "Error",
     "Policy",
     "ReplayMismatch",
@@ -38,6 +40,10 @@ __all__ = [
     "__version__",
     "checkpoint",
     "checkpoint_sequential",
+    "disable",
+    "enable",
+    "enabled",
+    "huggingface",
     "is_recording",
     "memory",
     "recompute",

@@ -103,9 +103,36 @@ void Recorder::unwind(Region& region) {
     }
     innermost->open = false;
     recorder.scopes_.pop_back();
+    if (!recorder.scopes_.empty()) {
+      recorder.hand_over(*innermost);
+    }
   }
   if (recorder.scopes_.empty()) {
     recorder.end();
+  }
+}
+
+// What a region leaves to the scope around it, the inputs of the regions that follow among it, is
+// kept: somebody drew a boundary here. Not in a scope that drops everything, boundaries too, nor in
+// one whose own function decides.
+void Recorder::hand_over(const Region& inner) {
+  const auto& around = region().policy.impl();
+  const bool drops = around.kind == Policy::Impl::Kind::Full && !around.anchors;
+  if (drops || around.kind == Policy::Impl::Kind::Function) {
+    return;
+  }
+  std::vector<c10::intrusive_ptr<Value>> left;
+  for (const auto& [storage, entry] : table_) {
+    if (entry.owned && entry.owned->region == &inner && entry.owned->recipe &&
+        entry.owned->in_use_elsewhere()) {
+      left.push_back(entry.owned);
+    }
+  }
+  for (const auto& value : left) {
+    if (value->tokens > 0 || value->readers > 0) {
+      keep(*value);
+    }
+    sever(*value);
   }
 }
 

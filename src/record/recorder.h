@@ -92,6 +92,7 @@ class Recorder final : private Shelf {
 
   Recorder() = default;
   void end();
+  void hand_over(const Region& inner);
   void keep(Value& value) override;
   void drop(Value& value) override;
   void sever(Value& value) override;

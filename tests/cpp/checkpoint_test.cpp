@@ -60,5 +60,38 @@ TEST(Checkpoint, HoldsItsInputsOnly) {
   EXPECT_EQ(meter.current(), 9 * bytes);
 }
 
+TEST(Checkpoint, RegionsInsideAScopeHoldTheirInputsAsItsPolicySays) {
+  const auto w1 = leaf({128, 512}, 1), w2 = leaf({512, 128}, 3);
+  const auto layer = [&](const Tensor& t) { return torch::gelu(t.mm(w1)).mm(w2); };
+  const auto step = [&](std::optional<Policy> around) {
+    const auto x = leaf({256, 128});
+    MemoryMeter meter;
+    std::optional<Recompute> scope;
+    if (around) {
+      scope.emplace(*around);
+    }
+    Tensor y = x;
+    for (int i = 0; i < 16; ++i) {
+      y = checkpoint(layer, y);
+    }
+    auto loss = y.sum();
+    y = Tensor();
+    scope.reset();
+    const auto held = meter.current();
+    loss.backward();
+    return std::make_tuple(held, meter.peak(), x.grad());
+  };
+  const auto [held, peak, grad] = step({});
+  for (const auto& around : {Policy::none(), Policy::cheap(), Policy::full(), drop_all()}) {
+    SCOPED_TRACE(around.describe());
+    const auto [held_inside, peak_inside, grad_inside] = step(around);
+    EXPECT_TRUE(same_bits(grad, grad_inside));
+    EXPECT_LE(held_inside, held);
+    if (around.describe() != drop_all().describe()) {  // which asks for one region of all
+      EXPECT_LE(peak_inside, peak);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace retape::testing

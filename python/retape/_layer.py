@@ -1,0 +1,144 @@
+"""One enabled layer: how it is run, and what was counted. `retape.layers` puts it into models."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import retape
+from retape import _C
+from retape._recompute import PolicyLike, as_policy
+
+_REGION = _C.Policy.full().anchors(False)  # all but what the layer is given, as in `checkpoint`
+
+COUNTS = (
+    "ops_recorded values_saved values_kept values_dropped bytes_kept bytes_given bytes_dropped "
+    "anchors bytes_anchored ops_replayed"
+).split()
+_GRAPHS = 64  # of one layer that may wait for backward and still have their replays counted
+
+_WHY = {
+    "no_grad": "called without gradients only",
+    "eval": "called in eval mode only (model.train(), or in_eval=True)",
+    "huggingface": "called inside Hugging Face's own checkpointing (gradient_checkpointing_disable)",
+}
+
+
+@dataclass(frozen=True)
+class How:
+    """How layers are run. Immutable: copies of a model share it."""
+
+    policy: PolicyLike = "full"
+    method: str = "replay"
+    in_eval: bool = False
+    rerun: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method not in ("replay", "rerun"):
+            raise _C.UsageError(
+                f'[enable] expected method="replay" or "rerun", got {self.method!r}.'
+            )
+        if self.method == "rerun" and self.policy != "full":
+            raise _C.UsageError(
+                f'[enable] policy={self.policy!r} with method="rerun", which forgets all of a layer. '
+                'Fix: leave the policy out, or method="replay".'
+            )
+        if self.method == "replay" and self.rerun:
+            raise _C.UsageError(
+                f"[enable] options of a second call, {', '.join(self.rerun)}, with "
+                'method="replay", which calls nothing twice. Fix: leave them out, or method="rerun".'
+            )
+        self.region_policy()
+
+    def region_policy(self) -> _C.Policy:
+        return _REGION if self.policy == "full" else as_policy(self.policy)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> How:
+        return self
+
+
+class Layer:
+    def __init__(self, name: str, how: How) -> None:
+        self.name = name
+        self.how = how
+        self.calls = 0  # with a region
+        self.forwards = 0  # of those; in backward too, with method="rerun"
+        self.plain: Counter[str] = Counter()  # calls without a region, by the reason
+        self._policy = how.region_policy()
+        self._scopes: deque[_C.Scope] = deque()  # their graphs may still replay
+        self._earlier: Counter[str] = Counter()  # counts of scopes before those
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layer, (self.name, self.how)  # a copy counts from 0
+
+    def run(
+        self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], why: str
+    ) -> Any:
+        """Call `function` in a region; plain if there is a reason `why`, one of `_WHY`."""
+        if torch.compiler.is_compiling():  # compiled code decides for itself what it saves
+            return function(*args, **kwargs)
+        why = why if torch.is_grad_enabled() else "no_grad"
+        if why:
+            self.plain[why] += 1
+            return function(*args, **kwargs)
+        self.calls += 1
+        if self.how.method == "rerun":
+            return self._rerun(function, args, kwargs)
+        self.forwards += 1
+        with self._scope():
+            return function(*args, **kwargs)
+
+    def _scope(self) -> _C.Scope:
+        scope = _C.Scope(self._policy, self.name)
+        self._scopes.append(scope)
+        if len(self._scopes) > _GRAPHS:
+            oldest = self._scopes.popleft().stats
+            self._earlier.update({name: getattr(oldest, name) for name in COUNTS})
+        return scope
+
+    def _rerun(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        cache = next(filter(_is_cache, (*args, *kwargs.values())), None)
+        if cache is not None:  # reentrant autograd would lose gradients without a word
+            raise _C.UsageError(
+                f'[enable] layer "{self.name}" was given a {type(cache).__name__}: with '
+                'method="rerun" it would be written twice. Fix: use_cache=False, or method="replay".'
+            )
+        names = tuple(kwargs)  # by position: reentrant autograd needs it, and no name can clash
+
+        def forward(*values: Any) -> Any:
+            self.forwards += 1
+            split = len(values) - len(names)
+            return function(*values[:split], **dict(zip(names, values[split:], strict=True)))
+
+        return retape.checkpoint(
+            forward, *args, *kwargs.values(), method="rerun", name=self.name, **self.how.rerun
+        )
+
+    @property
+    def stats(self) -> types.SimpleNamespace:
+        """The counts of `retape.Stats`, summed over calls."""
+        total = Counter(self._earlier)
+        for scope in tuple(self._scopes):
+            stats = scope.stats
+            total.update({name: getattr(stats, name) for name in COUNTS})
+        return types.SimpleNamespace(**{name: total[name] for name in COUNTS})
+
+    @property
+    def idle(self) -> str:
+        """Why nothing of this layer was forgotten so far; empty if something was."""
+        if self.calls:
+            forgot = self.how.method == "rerun" or self.stats.values_dropped > 0
+            return "" if forgot else "nothing that autograd saved in it was dropped"
+        return _WHY[self.plain.most_common(1)[0][0]] if self.plain else "never called"
+
+    def __repr__(self) -> str:
+        return f"<retape layer {self.name}: {self.calls} calls>"
+
+
+def _is_cache(value: Any) -> bool:
+    return any(base.__module__ == "transformers.cache_utils" for base in type(value).__mro__)
