@@ -50,7 +50,7 @@ test-cpp: $(BUILD)/tests/.built
 	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure
 
 test-python: build $(BUILD)/tests/.built
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python tests/conformance
 
 # Random programs without end: N of them, from SEED on. A failing one is shrunk and printed.
 fuzz: build

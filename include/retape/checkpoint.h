@@ -100,12 +100,14 @@ Result rerun_reentrant(const CheckpointOptions& options, std::shared_ptr<Call> c
         "[checkpoint] use_reentrant needs a function that returns a value. Fix: return the tensors.");
   } else {
     std::optional<Result> result;
+    const auto first = std::make_shared<bool>(true);
     auto outputs =
-        reentrant(rerun_options(options), call->give_up_tensors(), [&, call](const Tensors& inputs) {
+        reentrant(rerun_options(options), call->give_up_tensors(), [&result, call, first](const Tensors& inputs) {
           Result found = call->run(inputs);
           Tensors tensors;
           each_tensor_of(found, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
-          if (!c10::GradMode::is_enabled()) {  // forward: `result` is still there
+          if (*first) {  // `result` is still there
+            *first = false;
             result.emplace(std::move(found));
           }
           return tensors;

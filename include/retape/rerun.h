@@ -44,8 +44,8 @@ class RETAPE_API RerunScope {
   std::unique_ptr<FirstRun> run_;
 };
 
-// Calls `body` without a graph and makes its results one node; in backward calls it again, with a
-// graph, and runs a backward through that.
+// Calls `body`, forgets its graph and makes its results one node; in backward calls it again and runs
+// a backward through the graph of that.
 RETAPE_API Tensors reentrant(
     RerunOptions options,
     const Tensors& inputs,

@@ -48,7 +48,7 @@ def checkpoint(
     default dtype and device and the grad mode as they were, and tensors from outside that it writes
     are put back afterwards. What it saves is compared, bit for bit, with what it saved in forward:
     a difference raises ReplayMismatch (determinism_check="none" and preserve_rng_state=False do
-    not compare). use_reentrant=True holds no graph and runs a backward of its own inside backward;
+    not compare). use_reentrant=True holds no graph, compares outputs only, and runs a backward of its own inside backward;
     tensors in containers and in keyword arguments get gradients too.
 
     Under `torch.no_grad` this is a plain call.
@@ -193,12 +193,14 @@ def _reentrant(
 ) -> Any:
     given = _Given(args, kwargs)
     device = _default_device()
-    first: list[tuple[list[Any], Any]] = []
+    first: list[tuple[list[Any], Any]] = []  # emptied when forward has its results
+    called: list[bool] = []
 
     def body(tensors: list[Tensor]) -> list[Tensor]:
         with device:
             leaves, spec = tree_flatten(given.call(function, tensors))
-        if not torch.is_grad_enabled():
+        if not called:
+            called.append(True)
             first.append((leaves, spec))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

@@ -74,7 +74,23 @@ at::Tensor Token::call_unpack_hook() {
     return tensor_on(storage_, c10::GradMode::is_enabled());
   }
   const int pass = torch::autograd::get_current_graph_task_id();
+  {
+    TapeLock lock(*tape_);
+    if (value_->written_in_backward()) {
+      throw_changed_in_place(view_.dtype(), view_.sizes(), value_->given.current_version(), 0);
+    }
+  }
   const auto brought = bring_back(*tape_, *value_, pass);
+  auto tensor = tensor_on(brought.storage, brought.shared);
+  if (!brought.shared) {
+    TapeLock lock(*tape_);
+    auto* impl = tensor.unsafeGetTensorImpl();
+    if (value_->given.enabled()) {
+      impl->set_version_counter(value_->given);
+    } else if (value_->hold == Hold::Replayed) {
+      value_->given = impl->version_counter();
+    }
+  }
   if (pass >= 0 && torch::autograd::get_current_graph_task_keep_graph()) {
     // The token outlives this pass; its value need not.
     TapeLock lock(*tape_);
@@ -83,7 +99,7 @@ at::Tensor Token::call_unpack_hook() {
       consume(*value_, pass);
     }
   }
-  return tensor_on(brought.storage, brought.shared);
+  return tensor;
 }
 
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> Token::retrieve_unpack_hook_data()

@@ -47,14 +47,15 @@ at::Generator Draw::generator_of(const OpInfo& op, c10::ArrayRef<c10::IValue> ar
   if (op.generator_arg >= 0 && args[op.generator_arg].isGenerator()) {
     source = args[op.generator_arg].toGenerator();
   }
-  if (!source.defined()) {
-    source = at::globalContext().defaultGenerator(device_of(args));
+  if (const auto device = device_of(args); !source.defined() && !device.is_meta()) {
+    source = at::globalContext().defaultGenerator(device);
   }
   return source;
 }
 
 std::unique_ptr<Draw> Draw::before(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  return of(generator_of(op, args));
+  auto source = generator_of(op, args);
+  return source.defined() ? of(std::move(source)) : nullptr;
 }
 
 std::unique_ptr<Draw> Draw::of(at::Generator source) {

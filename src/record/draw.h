@@ -13,7 +13,8 @@ namespace retape::detail {
 
 class Draw {
  public:
-  // Takes the state of the generator `op` will use: its argument, else the device's default.
+  // Takes the state of the generator `op` will use: its argument, else the device's default. Null on
+  // the meta device, which draws nothing.
   static std::unique_ptr<Draw> before(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
   static at::Generator generator_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
   static std::unique_ptr<Draw> of(at::Generator source);

@@ -35,7 +35,14 @@ bool Value::in_use_elsewhere() const {
   return !superseded && home.use_count() > ours;
 }
 
+bool Value::written_in_backward() const {
+  return hold == Hold::Replayed && given.enabled() && given.current_version() != 0;
+}
+
 c10::Storage Value::here() {
+  if (written_in_backward()) {
+    drop();
+  }
   const bool intact = !superseded && !home_moved();
   if (hold == Hold::Replayed || copied || (hold == Hold::Kept && intact && data.nbytes() == nbytes)) {
     return data;
@@ -58,6 +65,7 @@ void Value::keep(c10::Storage storage) {
 }
 
 void Value::drop() {
+  given = c10::VariableVersion();
   bury(std::move(data));
   data = c10::Storage();
   hold = Hold::None;

@@ -51,6 +51,9 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   // tokens of this value: autograd would hand out the changed bytes, so the tokens do.
   c10::Storage alias;
 
+  // Of the tensors that backward was given of the replayed bytes: it must not write them.
+  c10::VariableVersion given;
+
   bool uninitialized = false;  // root: memory nobody has written yet
   bool superseded = false;     // its home holds a later version by now
   bool copied = false;         // data is a copy of its own, not its home
@@ -69,6 +72,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   // behind the tape raises: it cannot come back.
   c10::Storage here();
   bool home_moved() const;  // changed in place since, in a way its version counter saw
+  bool written_in_backward() const;  // the replayed bytes that it was given
   bool in_use_elsewhere() const;  // somebody but the tape holds its home
 
   void keep(c10::Storage storage);

@@ -19,6 +19,9 @@ void Conditions::note(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
     return;
   }
   auto source = Draw::generator_of(op, args);
+  if (!source.defined()) {
+    return;
+  }
   const bool known = std::any_of(draws_.begin(), draws_.end(), [&](const auto& draw) {
     return draw->source() == source;
   });

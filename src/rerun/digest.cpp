@@ -1,9 +1,11 @@
 #include "rerun/digest.h"
 
+#include "record/interceptor.h"
 #include "record/view.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -13,13 +15,24 @@
 
 namespace retape::detail {
 
+namespace {
+
+// By autograd, by dispatch modes of the user, by ourselves.
+struct Unseen {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_modes{c10::DispatchKeySet(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kKey})};
+};
+
+}  // namespace
+
 Digest::Digest(const at::Tensor& tensor, bool bits)
     : sizes_(tensor.sizes()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
   bits_ = bits && is_plain(tensor) && tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
   if (!bits_ || tensor.numel() == 0) {
     return;
   }
-  at::AutoDispatchBelowADInplaceOrView guard;
+  Unseen unseen;
   const auto dense = tensor.is_contiguous() ? tensor : tensor.contiguous();
   const auto* bytes = static_cast<const char*>(dense.const_data_ptr());
   hash_ = XXH3_64bits(bytes, dense.nbytes());
@@ -46,6 +59,7 @@ std::string Digest::shape() const {
 }
 
 std::string Digest::text_of(const Element& element) const {
+  Unseen unseen;
   auto copy = element;
   const auto value = at::from_blob(copy.data(), {}, at::TensorOptions(dtype_)).item();
   std::ostringstream text;

@@ -45,8 +45,14 @@ at::Tensor Frame::bring(size_t index) {
   std::lock_guard<std::mutex> lock(pass->mutex);
   pass->tensors.resize(slots_.size());
   pass->given.resize(slots_.size());
+  pass->versions.resize(slots_.size());
   if (!pass->tensors[index].defined()) {
     run_again(*pass, index);
+  }
+  const auto& tensor = pass->tensors[index];
+  if (tensor._version() != pass->versions[index]) {
+    throw_changed_in_place(
+        tensor.scalar_type(), tensor.sizes(), tensor._version(), pass->versions[index]);
   }
   pass->given[index] = true;
   return std::move(pass->tensors[index]);

@@ -31,6 +31,7 @@ struct Slot {
 struct Pass {
   std::mutex mutex;  // held while the function runs: another thread of the same backward waits
   std::vector<at::Tensor> tensors;
+  std::vector<uint32_t> versions;  // of the tensors when they were taken
   std::vector<bool> given;  // to autograd, in this pass
 };
 

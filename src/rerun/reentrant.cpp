@@ -1,8 +1,9 @@
-// Reentrant: a function as one node. Forward runs it without a graph; backward runs it again, with
-// one, and a backward of its own through that.
+// Reentrant: a function as one node. Forward keeps nothing of its graph; backward runs it again, and
+// a backward of its own through that.
 #include "memory/phase.h"
 #include "recompute/errors.h"
 #include "rerun/conditions.h"
+#include "rerun/digest.h"
 #include "rerun/outside.h"
 #include "rerun/watch.h"
 
@@ -13,8 +14,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
-
-#include <algorithm>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 namespace retape::detail {
 
@@ -31,7 +31,29 @@ struct Call final : torch::CustomClassHolder {
   Body body;
   Conditions conditions;
   Outside outside{Outside::kSmall};  // of the first run
-  Tensors results;  // until they are outputs of the node
+  std::vector<Digest> digests;       // of its results that have a gradient
+  std::vector<size_t> which;         // of the results those are
+  Tensors results;                   // until they are outputs of the node
+
+  bool compares() const { return options.check_determinism && options.preserve_rng_state; }
+};
+
+// The first run has a graph, so that kernels are chosen as in a plain call; nothing is saved in it.
+class Nothing final : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor&) override {}
+  at::Tensor call_unpack_hook() override { refuse(); }
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
+      const override {
+    refuse();
+  }
+
+ private:
+  [[noreturn]] static void refuse() {
+    raise(UsageError(
+        "[checkpoint] use_reentrant=True: the function runs a backward of its own through what it has "
+        "just computed, of which nothing was saved. Fix: use_reentrant=False or method=\"replay\"."));
+  }
 };
 
 class Forward final : public Watch {
@@ -39,30 +61,24 @@ class Forward final : public Watch {
   explicit Forward(Call& call) : call_(call) {}
 
   void before(const OpInfo& op, const torch::jit::Stack& stack) override {
-    const auto args = torch::jit::last(stack, op.arguments);
-    call_.conditions.note(op, args);
+    call_.conditions.note(op, torch::jit::last(stack, op.arguments));
     call_.outside.before(op, stack);
-    saw_gradients_ = saw_gradients_ || std::any_of(args.begin(), args.end(), [](const auto& arg) {
-      return arg.isTensor() && arg.toTensor().defined() && arg.toTensor().requires_grad();
-    });
   }
   void after(const OpInfo& op, const torch::jit::Stack& stack) override {
     call_.outside.after(op, stack);
   }
   void between() override {}
-  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return nullptr; }
-
-  bool saw_gradients() const { return saw_gradients_; }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override {
+    return std::make_unique<Nothing>();
+  }
 
  private:
   Call& call_;
-  bool saw_gradients_ = false;
 };
 
 class Backward final : public Watch {
  public:
-  explicit Backward(const Call& call) { later_.go_back_to(call.outside); }
-  ~Backward() override { later_.put_back(); }
+  explicit Backward(Outside& later) : later_(later) {}
 
   void before(const OpInfo& op, const torch::jit::Stack& stack) override { later_.before(op, stack); }
   void after(const OpInfo& op, const torch::jit::Stack& stack) override { later_.after(op, stack); }
@@ -70,7 +86,7 @@ class Backward final : public Watch {
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return nullptr; }
 
  private:
-  Outside later_;
+  Outside& later_;
 };
 
 struct Node final : torch::autograd::Function<Node> {
@@ -102,11 +118,18 @@ struct Node final : torch::autograd::Function<Node> {
       }
       inputs.push_back(std::move(input));
     }
-    const auto results = run(call, inputs);
+    // Put back once the backward in here has used what the function wrote.
+    struct Later : Outside {
+      ~Later() { put_back(); }
+    } later;
+    later.go_back_to(call.outside);
+    const auto results = run(call, inputs, later);
     variable_list roots, seeds;
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (results[i].defined() && results[i].requires_grad() && gradients[i].defined()) {
-        roots.push_back(results[i]);
+    for (size_t i = 0; i < call.which.size(); ++i) {
+      const size_t index = call.which[i];
+      compare(call, i, index < results.size() ? results[index] : at::Tensor());
+      if (results[index].requires_grad() && gradients[i].defined()) {
+        roots.push_back(results[index]);
         seeds.push_back(gradients[i]);
       }
     }
@@ -123,12 +146,29 @@ struct Node final : torch::autograd::Function<Node> {
     return found;
   }
 
-  static Tensors run(const Call& call, const Tensors& inputs) {
+  static Tensors run(const Call& call, const Tensors& inputs, Outside& later) {
     PhaseGuard phase(Phase::Replay);
-    Backward watch(call);
+    Backward watch(later);
     Conditions::Again conditions(call.conditions);
     c10::AutoGradMode with_graph(true);
     return call.body(inputs);
+  }
+
+  static void compare(const Call& call, size_t i, const at::Tensor& result) {
+    const std::string fix =
+        ". Fix: make the function depend on its arguments alone, or use method=\"replay\", which does "
+        "not run it again.";
+    const auto which = "output " + std::to_string(call.which[i]);
+    if (!result.defined()) {
+      throw_rerun_differs(call.options.name, which + " was not there when the function ran again" + fix);
+    }
+    const Digest now(result, call.compares());
+    if (call.compares() && !(call.digests[i] == now)) {
+      throw_rerun_differs(
+          call.options.name,
+          which + " (" + call.digests[i].shape() + ") came out different when the function ran again: " +
+              call.digests[i].difference(now) + fix);
+    }
   }
 };
 
@@ -136,22 +176,28 @@ struct Node final : torch::autograd::Function<Node> {
 
 Tensors reentrant(RerunOptions options, const Tensors& inputs, Body body) {
   auto call = c10::make_intrusive<Call>(std::move(options), std::move(body));
-  bool differentiable = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) {
-    return input.defined() && input.requires_grad();
-  });
   Tensors results;
   {
     Forward watch(*call);
-    c10::AutoGradMode without_graph(false);
     results = call->body(inputs);
-    differentiable = differentiable || watch.saw_gradients();
   }
-  if (!differentiable) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].defined() && results[i].requires_grad()) {
+      call->which.push_back(i);
+      call->digests.emplace_back(results[i], call->compares());
+      call->results.push_back(results[i].detach());
+    }
+  }
+  const auto which = call->which;
+  if (which.empty()) {
     return results;
   }
-  call->results = std::move(results);
   const auto one = at::zeros({}).set_requires_grad(true);
-  return Node::apply(std::move(call), one, at::TensorList(inputs));
+  const auto wired = Node::apply(std::move(call), one, at::TensorList(inputs));
+  for (size_t i = 0; i < which.size(); ++i) {
+    results[which[i]] = wired[i];
+  }
+  return results;
 }
 
 }  // namespace retape::detail

@@ -127,6 +127,7 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
   if (index == wanted_ || !pass_.given[index]) {
     const auto data = tensor.tensor_data();
     pass_.tensors[index] = later_.holds(tensor) ? data.clone() : data;
+    pass_.versions[index] = pass_.tensors[index]._version();
   }
 }
 

@@ -1,0 +1,1 @@
+"""What PyTorch's own tests assert of checkpointing, asserted of Retape. See README.md."""
