@@ -397,8 +397,7 @@ def test_checkpoint_valid_reset_on_error(how: str) -> None:
 @every_way
 @pytest.mark.parametrize("outside_graph", [True, False])
 def test_checkpointing_without_reentrant_detached_tensor(how: str, outside_graph: bool) -> None:
-    """A part under no_grad: no gradient goes through it, and none is invented. If that is all there
-    is, reentrant says so."""
+    """A part under no_grad: no gradient goes through it, and none is invented."""
     x = leaf(8)
     weight = leaf(8, seed=1)
 
