@@ -1,6 +1,7 @@
 // each_tensor: visits the tensors inside a value: a tensor, an optional, a container, a pair or
-// tuple, a plain struct of these, nested to any depth. What it cannot look into it leaves alone; a
-// class that is no plain struct can say what is inside it with a function beside it:
+// tuple, a plain struct of these, nested to any depth. A class, or a struct with references, it leaves
+// alone. A struct with a base, a C array or more than 12 fields does not compile, and a class may
+// hide tensors: both can say what is inside with a function beside them:
 //
 //   template <typename Visit> void visit_tensors(MyCache& cache, Visit&& visit) { visit(cache.k); ... }
 #pragma once
@@ -97,7 +98,8 @@ struct Inside {  // how to look into a T
   static void visit(T& value, Visit&& visit) {
     if constexpr (SaysItself<T, Visit>::value) {
       visit_tensors(value, visit);
-    } else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T>) {
+    } else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T> &&
+        std::is_copy_assignable_v<T>) {
       each_field(value, visit);
     }
   }

@@ -31,6 +31,41 @@ TEST(Checkpoint, AnyCallableAnyArgumentsAnyResult) {
   EXPECT_TRUE(same_bits(x.grad(), y.grad()));
 }
 
+struct WithReference {
+  Tensor& cache;
+  int position;
+};
+
+struct Base {
+  Tensor hidden;
+};
+struct Derived : Base {
+  Tensor shown;
+};
+template <typename Visit>
+void visit_tensors(Derived& value, Visit&& visit) {
+  visit(value.hidden);
+  visit(value.shown);
+}
+
+TEST(Checkpoint, StructsThatCannotBeTakenApartAreArgumentsToo) {
+  const auto x = leaf({4}), y = leaf({4}, 2);
+  auto cache = torch::ones({4});
+  const auto a = checkpoint(
+      [](WithReference r, const Tensor& t) { return (t * r.cache).sin() * r.position; },
+      WithReference{cache, 2}, x);
+  CheckpointOptions options;
+  options.method = Method::Rerun;
+  options.use_reentrant = true;
+  const auto b = checkpoint(
+      options, [](const Derived& d) { return d.hidden.sin() * d.shown.exp(); }, Derived{{x}, y});
+  (a.sum() + b.sum()).backward();
+  const auto u = leaf({4}), v = leaf({4}, 2);
+  (((u * cache).sin() * 2).sum() + (u.sin() * v.exp()).sum()).backward();
+  EXPECT_TRUE(torch::allclose(u.grad(), x.grad()));
+  EXPECT_TRUE(same_bits(v.grad(), y.grad()));
+}
+
 TEST(Checkpoint, CallsTheFunctionOnce) {
   const auto x = leaf({4});
   int calls = 0;

@@ -84,3 +84,14 @@ def test_python_names_that_pages_use_exist(page):
         for name in path[1:].split("."):
             assert hasattr(found, name), f"{page.name} uses retape{path}"
             found = getattr(found, name)
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = [
+        (page.name, path, test)
+        for page in (ROOT / "docs").glob("*.md")
+        for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    ]
+    assert named
+    for page, path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(), f"{page}: {path} has no {test}"
