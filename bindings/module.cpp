@@ -1,9 +1,8 @@
 #include "bindings.h"
+#include "python_call.h"
 
 #include <retape/api.h>
 #include <retape/error.h>
-
-#include <torch/csrc/Exceptions.h>
 
 namespace {
 
@@ -16,9 +15,7 @@ void translate(const retape::Error& error) {
   pybind11::gil_scoped_acquire gil;
   const bool usage = dynamic_cast<const retape::UsageError*>(&error) != nullptr;
   PyErr_SetString(usage ? usage_error : replay_mismatch, error.what());
-  python_error raised;
-  raised.persist();
-  throw raised;
+  retape::python::throw_python_error();
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 #include "bindings.h"
+#include "python_call.h"
 
 #include <retape/error.h>
 #include <retape/policy.h>
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <pybind11/stl.h>
 
@@ -53,20 +53,13 @@ Decision decision(const py::object& answer) {
 }
 
 PolicyFunction from_callable(py::function function) {
-  // Released under the GIL, wherever the last graph that knows the policy dies.
-  std::shared_ptr<py::function> shared(new py::function(std::move(function)), [](py::function* f) {
-    py::gil_scoped_acquire gil;
-    delete f;
-  });
-  return [shared](const ValueInfo& info) {
+  return [held = shared(std::move(function))](const ValueInfo& info) {
     py::gil_scoped_acquire gil;
     try {
-      return decision((*shared)(copied(info)));
+      return decision((*held)(copied(info)));
     } catch (py::error_already_set& error) {
       error.restore();  // the caller sees its own exception, not a wrapped one
-      python_error raised;
-      raised.persist();
-      throw raised;
+      throw_python_error();
     }
   };
 }

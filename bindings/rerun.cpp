@@ -1,8 +1,7 @@
 #include "bindings.h"
+#include "python_call.h"
 
 #include <retape/rerun.h>
-
-#include <torch/csrc/Exceptions.h>
 
 #include <pybind11/stl.h>
 
@@ -22,34 +21,26 @@ PyObject* stop_rerun = nullptr;  // borrowed: the module lives as long as the in
 void stop() {
   py::gil_scoped_acquire gil;
   PyErr_SetString(stop_rerun, "the second run has everything it needs");
-  python_error raised;
-  raised.persist();
-  throw raised;
+  throw_python_error();
 }
 
 // Calls it with the GIL; its exceptions stay Python's, and being stopped is no exception.
 template <typename Result>
 std::function<Result(const Tensors&)> from_callable(py::function function) {
-  std::shared_ptr<py::function> shared(new py::function(std::move(function)), [](py::function* f) {
-    py::gil_scoped_acquire gil;
-    delete f;
-  });
-  return [shared](const Tensors& inputs) -> Result {
+  return [held = shared(std::move(function))](const Tensors& inputs) -> Result {
     py::gil_scoped_acquire gil;
     try {
       if constexpr (std::is_void_v<Result>) {
-        (*shared)(inputs);
+        (*held)(inputs);
       } else {
-        return (*shared)(inputs).template cast<Result>();
+        return (*held)(inputs).template cast<Result>();
       }
     } catch (py::error_already_set& error) {
       if (error.matches(stop_rerun)) {
         throw detail::StopRerun();
       }
       error.restore();
-      python_error raised;
-      raised.persist();
-      throw raised;
+      throw_python_error();
     }
   };
 }

@@ -11,13 +11,12 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from retape import _C
-from retape._recompute import PolicyLike, as_policy
+from retape._recompute import REGION, PolicyLike, as_policy
 from retape._selective import policy_of
 
 Tensor = torch.Tensor
 Contexts = tuple[AbstractContextManager, AbstractContextManager]
 
-_REGION = _C.Policy.full().anchors(False)
 _METHODS = ("replay", "rerun")
 _CHECKS = ("default", "none")
 
@@ -126,7 +125,7 @@ def _replay(
     name: str,
     context_fn: Callable[[], Contexts] | None,
 ) -> Any:
-    rule = _REGION if policy is None else as_policy(policy)
+    rule = REGION if policy is None else as_policy(policy)
     if context_fn is None:
         with _C.Scope(rule, name):
             return function(*args, **kwargs)

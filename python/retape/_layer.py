@@ -12,9 +12,7 @@ import torch
 
 import retape
 from retape import _C
-from retape._recompute import PolicyLike, as_policy
-
-_REGION = _C.Policy.full().anchors(False)  # all but what the layer is given, as in `checkpoint`
+from retape._recompute import REGION, PolicyLike, as_policy
 
 COUNTS = (
     "ops_recorded values_saved values_kept values_dropped bytes_kept bytes_given bytes_dropped "
@@ -56,7 +54,7 @@ class How:
         self.region_policy()
 
     def region_policy(self) -> _C.Policy:
-        return _REGION if self.policy == "full" else as_policy(self.policy)
+        return REGION if self.policy == "full" else as_policy(self.policy)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> How:
         return self

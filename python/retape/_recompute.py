@@ -6,6 +6,9 @@ from retape import _C
 
 PolicyLike = str | _C.Policy | Callable[[_C.ValueInfo], bool | str]
 
+# What a region is unless somebody says otherwise: all is dropped but what it was given.
+REGION = _C.Policy.full().anchors(False)
+
 
 def as_policy(policy: PolicyLike) -> _C.Policy:
     if isinstance(policy, _C.Policy):

@@ -74,8 +74,13 @@ void throw_root_changed(const Value& root) {
   raise(ReplayMismatch(text.str()));
 }
 
-void throw_rerun_differs(const std::string& region, const std::string& what) {
-  raise(ReplayMismatch("[checkpoint] " + (region.empty() ? "" : "region \"" + region + "\": ") + what));
+void throw_rerun_differs(
+    const std::string& region, const std::string& what, const std::string& details) {
+  raise(ReplayMismatch(
+      "[checkpoint] " + (region.empty() ? "" : "region \"" + region + "\": ") + what +
+      ". Fix: make the function depend on its arguments alone, or use method=\"replay\", which does "
+      "not run it again." +
+      details));
 }
 
 void throw_other_size(const Op& op, size_t expected, size_t got) {

@@ -23,8 +23,9 @@ namespace retape::detail {
 // An op gave a storage of another size than in forward.
 [[noreturn]] void throw_other_size(const Op& op, size_t expected, size_t got);
 
-// A function that ran again did not do what it did in forward.
-[[noreturn]] void throw_rerun_differs(const std::string& region, const std::string& what);
+// A function that ran again did not do what it did in forward. `details` come after the fix.
+[[noreturn]] void throw_rerun_differs(
+    const std::string& region, const std::string& what, const std::string& details = "");
 
 std::string where(const Region* region);
 

@@ -1,5 +1,6 @@
 #include "record/recorder.h"
 
+#include "record/each_tensor.h"
 #include "record/interceptor.h"
 #include "recompute/token.h"
 
@@ -39,27 +40,6 @@ bool may_be_a_statistic(const at::Tensor& tensor) {
   constexpr size_t kMostBytes = 1 << 18;
   return tensor.dim() == 1 && !tensor.requires_grad() && tensor.is_floating_point() &&
       tensor.is_leaf() && tensor.storage().nbytes() <= kMostBytes;
-}
-
-// Calls `visit(tensor, element)` for each tensor of an argument or result; element -1: not a list.
-template <typename Visit>
-void each_tensor(const c10::IValue& value, Visit visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor(), -1);
-  } else if (value.isTensorList()) {
-    int i = 0;
-    for (const at::Tensor& tensor : value.toTensorList()) {
-      visit(tensor, i++);
-    }
-  } else if (value.isOptionalTensorList()) {
-    int i = 0;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
-      if (tensor.has_value()) {
-        visit(*tensor, i);
-      }
-      ++i;
-    }
-  }
 }
 
 }  // namespace

@@ -1,11 +1,8 @@
 #include "rerun/first_run.h"
 
 #include "recompute/errors.h"
-#include "record/interceptor.h"
 
 #include <retape/error.h>
-
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -78,7 +75,6 @@ void FirstRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
 
 void FirstRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = nullptr;
-  insiders_.after(op, stack);
   frame_->outside_.after(op, stack);
   for (const auto& [index, tensor] : waiting_) {
     take_digest(index, tensor);
@@ -93,7 +89,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> FirstRun::hooks() {
 // A parameter, or a tensor without gradient that the function did not make: dropping it would free
 // nothing, and held it is what it is by then, as plain autograd has it.
 bool FirstRun::alive_anyway(const at::Tensor& tensor) const {
-  return tensor.is_leaf() && (tensor.requires_grad() || !insiders_.contains(tensor));
+  return tensor.is_leaf() && (tensor.requires_grad() || !frame_->outside_.made_inside(tensor));
 }
 
 size_t FirstRun::save(const at::Tensor& tensor) {
@@ -115,7 +111,6 @@ size_t FirstRun::save(const at::Tensor& tensor) {
 }
 
 void FirstRun::take_digest(size_t index, const at::Tensor& tensor) {
-  c10::impl::ExcludeDispatchKeyGuard unseen(kKey);  // what is done here is not the function's
   auto& slot = frame_->slots_[index];
   if (!slot.held.defined() && frame_->options_.check_determinism) {
     slot.digest = Digest(tensor, frame_->options_.preserve_rng_state && !slot.garbage);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "rerun/frame.h"
-#include "rerun/insiders.h"
 #include "rerun/watch.h"
 
 namespace retape::detail {
@@ -27,7 +26,6 @@ class FirstRun final : public Watch {
   std::shared_ptr<Frame> frame_;
   const OpInfo* op_ = nullptr;  // that is running
   std::vector<std::pair<size_t, at::Tensor>> waiting_;  // saved by it: it may still write them
-  Insiders insiders_;
   const c10::TensorImpl* unwritten_ = nullptr;  // what the op would write in training
 };
 

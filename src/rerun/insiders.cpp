@@ -1,5 +1,7 @@
 #include "rerun/insiders.h"
 
+#include "record/each_tensor.h"
+
 namespace retape::detail {
 
 void Insiders::after(const OpInfo& op, const torch::jit::Stack& stack) {
@@ -7,19 +9,11 @@ void Insiders::after(const OpInfo& op, const torch::jit::Stack& stack) {
     return;  // it returns what it was given
   }
   for (const auto& result : torch::jit::last(stack, op.returns)) {
-    if (result.isTensor()) {
-      add(result.toTensor());
-    } else if (result.isTensorList()) {
-      for (const at::Tensor& tensor : result.toTensorList()) {
-        add(tensor);
+    each_tensor(result, [&](const at::Tensor& tensor, int) {
+      if (tensor.defined() && tensor.has_storage()) {
+        storages_.insert(tensor.storage().unsafeGetStorageImpl());
       }
-    }
-  }
-}
-
-void Insiders::add(const at::Tensor& tensor) {
-  if (tensor.defined() && tensor.has_storage()) {
-    storages_.insert(tensor.storage().unsafeGetStorageImpl());
+    });
   }
 }
 

@@ -15,7 +15,6 @@ class Insiders {
   bool contains(const at::Tensor& tensor) const;
 
  private:
-  void add(const at::Tensor& tensor);
   ska::flat_hash_set<const c10::StorageImpl*> storages_;
 };
 

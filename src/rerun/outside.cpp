@@ -1,5 +1,6 @@
 #include "rerun/outside.h"
 
+#include "record/each_tensor.h"
 #include "record/view.h"
 
 #include <c10/core/Allocator.h>
@@ -10,14 +11,7 @@ void Outside::before(const OpInfo& op, const torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.arguments);
   for (const auto* list : {&op.writes, &op.scratch}) {
     for (const auto index : *list) {
-      const auto& arg = args[index];
-      if (arg.isTensor()) {
-        save(arg.toTensor());
-      } else if (arg.isTensorList()) {
-        for (const at::Tensor& tensor : arg.toTensorList()) {
-          save(tensor);
-        }
-      }
+      each_tensor(args[index], [&](const at::Tensor& tensor, int) { save(tensor); });
     }
   }
 }

@@ -28,6 +28,8 @@ class Outside {
   // A copy is held of it: who wants it as it is now needs one too.
   bool holds(const at::Tensor& tensor) const;
 
+  bool made_inside(const at::Tensor& tensor) const { return insiders_.contains(tensor); }
+
   void put_back() const;                  // contents and versions
   void go_back_to(const Outside& first);  // to what another run found; put_back undoes that
 

@@ -155,19 +155,16 @@ struct Node final : torch::autograd::Function<Node> {
   }
 
   static void compare(const Call& call, size_t i, const at::Tensor& result) {
-    const std::string fix =
-        ". Fix: make the function depend on its arguments alone, or use method=\"replay\", which does "
-        "not run it again.";
     const auto which = "output " + std::to_string(call.which[i]);
     if (!result.defined()) {
-      throw_rerun_differs(call.options.name, which + " was not there when the function ran again" + fix);
+      throw_rerun_differs(call.options.name, which + " was not there when the function ran again");
     }
     const Digest now(result, call.compares());
     if (call.compares() && !(call.digests[i] == now)) {
       throw_rerun_differs(
           call.options.name,
           which + " (" + call.digests[i].shape() + ") came out different when the function ran again: " +
-              call.digests[i].difference(now) + fix);
+              call.digests[i].difference(now));
     }
   }
 };

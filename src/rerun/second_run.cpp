@@ -152,17 +152,14 @@ std::string SecondRun::ops() const {
 }
 
 void SecondRun::check() const {
-  const std::string fix =
-      ". Fix: make the function depend on its arguments alone, or use method=\"replay\", which does "
-      "not run it again.";
   if (mismatch_) {
-    throw_rerun_differs(frame_.options_.name, *mismatch_ + fix + ops());
+    throw_rerun_differs(frame_.options_.name, *mismatch_, ops());
   }
   if (saved_ < frame_.slots_.size() && (frame_.options_.check_determinism || saved_ <= wanted_)) {
     std::ostringstream text;
     text << "the function saved fewer tensors for backward when it ran again: expected "
-         << frame_.slots_.size() << ", got " << saved_ << fix << ops();
-    throw_rerun_differs(frame_.options_.name, text.str());
+         << frame_.slots_.size() << ", got " << saved_;
+    throw_rerun_differs(frame_.options_.name, text.str(), ops());
   }
 }
 
