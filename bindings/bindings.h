@@ -8,6 +8,7 @@ namespace retape::python {
 void bind_policy(pybind11::module_& module);
 void bind_recompute(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
+void bind_output_discard(pybind11::module_& module);
 void bind_rerun(pybind11::module_& module);
 
 }  // namespace retape::python

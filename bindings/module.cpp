@@ -37,4 +37,5 @@ PYBIND11_MODULE(_C, module) {
   retape::python::bind_recompute(module);
   retape::python::bind_rerun(module);
   retape::python::bind_memory(module);
+  retape::python::bind_output_discard(module);
 }

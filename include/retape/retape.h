@@ -5,5 +5,6 @@
 #include <retape/error.h>
 #include <retape/layers.h>
 #include <retape/memory.h>
+#include <retape/output_discard.h>
 #include <retape/policy.h>
 #include <retape/recompute.h>

@@ -180,4 +180,10 @@ void each_tensor_of(T& value, Visit&& visit) {
   }
 }
 
+// The same for a visit that changes nothing: what is const is seen too.
+template <typename T, typename Visit>
+void each_tensor_read(const T& value, Visit&& visit) {
+  each_tensor_of(const_cast<T&>(value), [&](const at::Tensor& tensor) { visit(tensor); });
+}
+
 }  // namespace retape::detail

@@ -28,10 +28,13 @@ from retape._C import (  # noqa: E402
 from retape._checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 from retape._recompute import recompute  # noqa: E402
 from retape.layers import Enabled, disable, enable, enabled  # noqa: E402
+from retape.output_discard import CheckpointWithoutOutput, OutputDiscardCheckpoint  # noqa: E402
 
 __all__ = [
+    "CheckpointWithoutOutput",
     "Enabled",
     "Error",
+    "OutputDiscardCheckpoint",
     "Policy",
     "ReplayMismatch",
     "Stats",

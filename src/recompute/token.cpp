@@ -1,5 +1,6 @@
 #include "recompute/token.h"
 
+#include "output_discard/output.h"
 #include "recompute/errors.h"
 #include "record/recorder.h"
 #include "replay/replay.h"
@@ -71,6 +72,7 @@ at::Tensor Token::call_unpack_hook() {
     return original_;
   }
   if (!value_) {
+    fill(storage_);
     return tensor_on(storage_, c10::GradMode::is_enabled());
   }
   const int pass = torch::autograd::get_current_graph_task_id();

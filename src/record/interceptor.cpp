@@ -2,6 +2,7 @@
 // a boxed fallback for kKey, which does nothing until a thread includes the key.
 #include "record/interceptor.h"
 
+#include "output_discard/output.h"
 #include "record/recorder.h"
 #include "rerun/watch.h"
 
@@ -37,11 +38,22 @@ Watch* watch_that_is_on() {
   return watch == nullptr || watch->off() ? nullptr : watch;
 }
 
+thread_local int users = 0;  // scopes and watches
+
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   auto* recorder = recorder_that_is_on();
   auto* watch = watch_that_is_on();
   const auto below = keys & kBelow;
+  if (any_output()) {
+    before_op(op_info(op), *stack);
+  } else {
+    intercept_for_outputs(false);  // those are back, or gone
+  }
   if (recorder == nullptr && watch == nullptr) {
+    if (any_output() && op_info(op).passes_through) {
+      op.redispatchBoxed(below, stack);  // its parts are looked at
+      return;
+    }
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(below, stack);
     return;
@@ -71,9 +83,14 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
 }  // namespace
 
 void set_intercepting(bool on) {
-  thread_local int users = 0;
   users += on ? 1 : -1;
-  c10::impl::tls_set_dispatch_key_included(kKey, users > 0);
+  c10::impl::tls_set_dispatch_key_included(kKey, users > 0 || any_output());
+}
+
+void intercept_for_outputs(bool on) {
+  if (users == 0) {
+    c10::impl::tls_set_dispatch_key_included(kKey, on);
+  }
 }
 
 }  // namespace retape::detail

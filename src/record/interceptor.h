@@ -12,4 +12,7 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 // Per thread, counted. While on, every op of the thread comes to the interceptor first.
 void set_intercepting(bool on);
 
+// Per thread, not counted: on besides, while there are outputs to look after (output_discard/).
+void intercept_for_outputs(bool on);
+
 }  // namespace retape::detail

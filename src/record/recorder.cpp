@@ -104,7 +104,7 @@ void Recorder::hand_over(const Region& inner) {
   std::vector<c10::intrusive_ptr<Value>> left;
   for (const auto& [storage, entry] : table_) {
     if (entry.owned && entry.owned->region == &inner && entry.owned->recipe &&
-        entry.owned->in_use_elsewhere()) {
+        !entry.owned->discardable && entry.owned->in_use_elsewhere()) {
       left.push_back(entry.owned);
     }
   }
@@ -217,6 +217,13 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
   }
   set_current(storage.unsafeGetStorageImpl(), value);
   return value;
+}
+
+c10::intrusive_ptr<Value> Recorder::made_since(uint64_t first, const at::Tensor& tensor) {
+  TapeLock lock(*tape_);
+  auto value = find(tensor.storage(), tensor.unsafeGetTensorImpl()->version_counter());
+  const bool made = value && value->recipe && value->recipe->order >= first;
+  return made ? value : c10::intrusive_ptr<Value>();
 }
 
 void Recorder::keep(Value& value) {

@@ -33,6 +33,10 @@ class Recorder final : private Shelf {
   bool in_other_backward() const;
 
   Tape& tape() { return *tape_; }
+  uint64_t ops() const { return order_; }  // recorded so far
+
+  // What `tensor` (plain) shows, if op number `first` or a later one made it and can be replayed.
+  c10::intrusive_ptr<Value> made_since(uint64_t first, const at::Tensor& tensor);
   size_t depth() const { return scopes_.size(); }
   Region& region() { return *scopes_.back(); }
 

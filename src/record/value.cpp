@@ -1,5 +1,6 @@
 #include "record/value.h"
 
+#include "output_discard/output.h"
 #include "record/tape.h"
 #include "recompute/errors.h"
 
@@ -44,11 +45,12 @@ c10::Storage Value::here() {
     drop();
   }
   const bool intact = !superseded && !home_moved();
-  if (hold == Hold::Replayed || copied || (hold == Hold::Kept && intact && data.nbytes() == nbytes)) {
+  if ((hold == Hold::Replayed && (!lent || intact)) || copied ||
+      (hold == Hold::Kept && intact && data.nbytes() == nbytes)) {
     return data;
   }
   if (hold == Hold::None && intact && !uninitialized) {
-    if (auto impl = home.lock(); impl && impl->nbytes() == nbytes) {
+    if (auto impl = home.lock(); impl && impl->nbytes() == nbytes && !(recipe && is_discarded(impl.get()))) {
       return c10::Storage(std::move(impl));
     }
   }
@@ -69,6 +71,7 @@ void Value::drop() {
   bury(std::move(data));
   data = c10::Storage();
   hold = Hold::None;
+  lent = false;
 }
 
 bool Value::wanted(int current_pass) const {

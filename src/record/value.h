@@ -59,6 +59,8 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   bool copied = false;         // data is a copy of its own, not its home
   bool saved = false;          // autograd asked for it
   bool leaf = false;           // root: a parameter, a buffer, an input without history
+  bool discardable = false;    // an output that its caller may give up
+  bool lent = false;           // replayed, and the caller's storage is on the same bytes again
 
   uint32_t tokens = 0;   // tokens alive
   uint32_t readers = 0;  // inputs of live ops that read it

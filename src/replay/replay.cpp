@@ -1,6 +1,7 @@
 #include "replay/replay.h"
 
 #include "memory/phase.h"
+#include "output_discard/output.h"
 #include "record/interceptor.h"
 #include "recompute/errors.h"
 #include "recompute/region.h"
@@ -85,7 +86,7 @@ bool last_use(const Op& op, const Value& value, int pass) {
   for (const auto& input : op.inputs) {
     own += input.value.get() == &value ? 1 : 0;
   }
-  return value.hold == Hold::Replayed && value.tokens + value.readers == own + (value.pass == pass ? value.done : 0);
+  return value.hold == Hold::Replayed && !value.lent && value.tokens + value.readers == own + (value.pass == pass ? value.done : 0);
 }
 
 bool Run::take_inputs() {
@@ -167,6 +168,9 @@ void Run::push_arguments() {
 }
 
 void Run::execute() {
+  for (const auto& storage : inputs_) {
+    fill(storage);
+  }
   own_written_inputs();
   push_arguments();
   {
@@ -235,6 +239,33 @@ void consume(Value& value, int pass) {
   }
   ++value.done;
   settle(value, pass);
+}
+
+std::vector<c10::Storage> discarded_roots(Tape& tape, Value& value) {
+  std::vector<c10::Storage> roots;
+  TapeLock lock(tape);
+  if (value.alias || value.here()) {
+    return roots;
+  }
+  const uint64_t plan = ++tape.plans;
+  std::vector<Op*> needed{value.recipe.get()};
+  for (size_t i = 0; i < needed.size(); ++i) {
+    needed[i]->planned = plan;
+    for (const auto& input : needed[i]->inputs) {
+      if (!input.value) {
+        continue;
+      }
+      if (auto storage = input.value->here()) {
+        if (is_discarded(storage.unsafeGetStorageImpl())) {
+          roots.push_back(std::move(storage));
+        }
+      } else if (input.value->recipe->planned != plan) {
+        input.value->recipe->planned = plan;
+        needed.push_back(input.value->recipe.get());
+      }
+    }
+  }
+  return roots;
 }
 
 Brought bring_back(Tape& tape, Value& value, int pass) {

@@ -16,6 +16,9 @@ struct Brought {
 // of one nothing is held. Takes the tape's lock, but never while an op runs.
 Brought bring_back(Tape& tape, Value& value, int pass);
 
+// Storages that replay of `value` would read and that were discarded (output_discard/output.h).
+std::vector<c10::Storage> discarded_roots(Tape& tape, Value& value);
+
 // One use of `value` is over in this pass. Under the tape's lock.
 void consume(Value& value, int pass);
 
