@@ -15,7 +15,7 @@ export CCACHE_NOHASHDIR := 1
 export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: demo test test-cpp test-python setup build fuzz sanitize bench lint clean
+.PHONY: demo test test-cpp test-python setup build fuzz sanitize bench lint proofs clean
 
 demo: build
 	$(PY) -m retape demo
@@ -33,9 +33,11 @@ $(VENV)/.ready: tools/python_packages.sh pyproject.toml | $(BUILD)/.system
 	PYTHON=$(PYTHON) VENV=$(VENV) tools/python_packages.sh
 	@touch $@
 
-# --no-build-isolation: built against the torch that it will run with.
+# --no-build-isolation: built against the torch that it will run with. A developer's build has faults
+# that can be injected (retape verify --inject); `pip install .` alone has none.
 $(BUILD)/.installed: $(SOURCES) | $(VENV)/.ready
-	$(PY) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall .
+	$(PY) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+	  -C cmake.define.RETAPE_FAULTS=ON .
 	@touch $@
 
 # The C++ tests are a C++ user's project: they find the installed package.
@@ -63,6 +65,11 @@ sanitize: $(BUILD)/.installed
 
 bench: build
 	$(PY) -m retape bench overhead
+
+# The tables of docs/proofs.md, and the page with the hazards.
+proofs: build
+	OMP_NUM_THREADS=1 $(PY) tools/proofs_page.py
+	OMP_NUM_THREADS=1 $(PY) -m retape verify --hazards --html $(BUILD)/hazards.html
 
 lint: | $(VENV)/.ready
 	$(VENV)/bin/ruff check --quiet python tests examples

@@ -38,4 +38,6 @@ PYBIND11_MODULE(_C, module) {
   retape::python::bind_rerun(module);
   retape::python::bind_memory(module);
   retape::python::bind_output_discard(module);
+  retape::python::bind_check(module);
+  retape::python::bind_verify(module);
 }

@@ -9,8 +9,8 @@
 namespace retape::python {
 
 // Released under the GIL, wherever its last owner dies.
-inline std::shared_ptr<pybind11::function> shared(pybind11::function function) {
-  return {new pybind11::function(std::move(function)), [](pybind11::function* held) {
+inline std::shared_ptr<pybind11::object> shared(pybind11::object callable) {
+  return {new pybind11::object(std::move(callable)), [](pybind11::object* held) {
             pybind11::gil_scoped_acquire gil;
             delete held;
           }};

@@ -4,7 +4,7 @@
 //
 // By default backward replays the recorded ops: the function runs once, so captured state, caches,
 // generators and running statistics are not touched a second time. Any callable, any arguments, any
-// result. With gradients disabled it is a plain call.
+// result. With gradients disabled, or under Eager, it is a plain call.
 //
 // Method::Rerun calls the function again in backward, for code whose kernels the dispatcher does not
 // see (a library that writes through raw pointers):
@@ -18,6 +18,7 @@
 // ReplayMismatch. Function and arguments are copied, as std::thread does: std::ref for a reference.
 #pragma once
 
+#include <retape/eager.h>
 #include <retape/error.h>
 #include <retape/recompute.h>
 #include <retape/rerun.h>
@@ -126,7 +127,7 @@ std::invoke_result_t<Function, Args...> checkpoint(
     Function&& function,
     Args&&... args) {
   using Result = std::invoke_result_t<Function, Args...>;
-  if (!c10::GradMode::is_enabled()) {
+  if (!c10::GradMode::is_enabled() || is_eager()) {
     return std::invoke(std::forward<Function>(function), std::forward<Args>(args)...);
   }
   if (options.method == Method::Rerun) {

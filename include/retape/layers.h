@@ -43,7 +43,7 @@ class RETAPE_API LayerSwitch {
  protected:
   // Null: call plainly.
   const CheckpointOptions* checkpoint_now(bool training) {
-    if (!options_ || !(training || options_->in_eval)) {
+    if (!options_ || !(training || options_->in_eval) || is_eager()) {
       return nullptr;
     }
     ++calls_;

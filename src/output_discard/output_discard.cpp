@@ -1,3 +1,4 @@
+#include <retape/eager.h>
 #include <retape/error.h>
 #include <retape/output_discard.h>
 
@@ -141,7 +142,7 @@ namespace detail {
 
 struct OutputDiscardCall::Impl {
   OutputDiscardCheckpoint::Impl& owner;
-  std::unique_ptr<Recompute> scope;  // null: gradients are disabled, a plain call
+  std::unique_ptr<Recompute> scope;  // null: a plain call
   uint64_t first_op = 0;
   std::vector<WeakStorage> given;
   std::vector<at::Tensor> made;
@@ -153,7 +154,7 @@ struct OutputDiscardCall::Impl {
 OutputDiscardCall::OutputDiscardCall(OutputDiscardCheckpoint& owner)
     : impl_(std::make_unique<Impl>(*owner.impl_)) {
   owner.impl_->called = true;
-  if (c10::GradMode::is_enabled()) {
+  if (c10::GradMode::is_enabled() && !is_eager()) {
     impl_->scope = std::make_unique<Recompute>(Policy::full().anchors(false), owner.impl_->name);
     impl_->first_op = Recorder::current()->ops();
   }
@@ -329,6 +330,9 @@ size_t OutputDiscardCheckpoint::discard_output_and_register_recompute(const at::
     throw UsageError(
         detail::kDiscard + impl_->region() +
         "expected the tensor that the consumer made, got an undefined one. Fix: pass its result.");
+  }
+  if (is_eager()) {
+    return 0;
   }
   impl_->prune();
   const auto calls = impl_->made_into(hook_tensor);

@@ -1,3 +1,4 @@
+#include <retape/eager.h>
 #include <retape/error.h>
 #include <retape/recompute.h>
 
@@ -8,6 +9,8 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
 
 namespace retape {
 
@@ -34,6 +37,10 @@ Stats Region::stats() const {
 
 Recompute::Recompute(Policy policy, std::string name)
     : region_(std::make_shared<detail::Region>(std::move(policy), std::move(name))) {
+  if (is_eager()) {
+    region_->inert = true;
+    return;
+  }
   detail::install_engine();
   region_->hooks_outside = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
   region_->graph_task = torch::autograd::get_current_graph_task_id();
@@ -50,13 +57,16 @@ Recompute::~Recompute() {
 
 void Recompute::close() {
   const std::string who = "[Recompute::close] " + detail::where(region_.get());
-  if (!region_->open) {
+  if (!region_->open && !region_->inert) {
     throw UsageError(who + "the scope is closed already. Fix: close it once, or let it go out of scope.");
   }
   if (region_->thread != std::this_thread::get_id()) {
     throw UsageError(
         who + "opened on another thread: expected that thread to close it. Fix: open and close a "
               "scope on the thread that runs forward.");
+  }
+  if (std::exchange(region_->inert, false)) {
+    return;
   }
   if (&detail::Recorder::current()->region() != region_.get()) {
     throw UsageError(

@@ -39,6 +39,7 @@ struct Region {
   const std::string name;
   const std::thread::id thread = std::this_thread::get_id();
   bool open = false;
+  bool inert = false;        // made under Eager: open in name only
   size_t hooks_outside = 0;  // saved-tensor hooks of the user that were there before
   int graph_task = -1;       // backward it was opened in, if any
   std::unique_ptr<Decider> decider;  // null where every decision is taken at birth

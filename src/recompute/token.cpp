@@ -1,5 +1,7 @@
 #include "recompute/token.h"
 
+#include "check/examiner.h"
+#include "check/sabotage.h"
 #include "output_discard/output.h"
 #include "recompute/errors.h"
 #include "record/recorder.h"
@@ -67,6 +69,9 @@ at::Tensor Token::tensor_on(c10::Storage storage, bool shared) const {
 }
 
 at::Tensor Token::call_unpack_hook() {
+  if (steps_are_counted.load(std::memory_order_relaxed)) {
+    note_step();
+  }
   check_version();
   if (original_.defined()) {
     return original_;
@@ -99,6 +104,14 @@ at::Tensor Token::call_unpack_hook() {
     if (consumed_ != pass) {
       consumed_ = pass;
       consume(*value_, pass);
+    }
+  }
+  if (!brought.shared) {
+    tensor = sabotaged(*tape_, *value_, view_, std::move(tensor), unpacked_);
+    if (tape_->examiner) {
+      TapeLock lock(*tape_);
+      tape_->examiner->unpacked(tape_->number, *value_, view_, tensor, unpacked_);
+      unpacked_ = true;
     }
   }
   return tensor;

@@ -39,6 +39,7 @@ class Token final : public torch::autograd::SavedVariableHooks, public Pooled<To
   int consumed_ = Value::kNoPass;  // pass in which it was last unpacked, if the graph is retained
   bool waiting_ = false;
   bool leaf_ = false;
+  bool unpacked_ = false;  // before; where somebody compares
 };
 
 }  // namespace retape::detail

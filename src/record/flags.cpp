@@ -89,6 +89,10 @@ Flags Flags::now(const Flags* known) {
   return flags;
 }
 
+void set_flags(const Flags& wanted) {
+  apply(Flags::now(), wanted);
+}
+
 FlagsGuard::FlagsGuard(const Flags& wanted) : before_(Flags::now()) {
   changed_ = !(before_ == wanted);
   if (changed_) {

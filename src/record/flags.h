@@ -31,7 +31,10 @@ struct Flags {
   static Flags now(const Flags* known = nullptr);
 };
 
-// Sets what differs from now, and puts it back.
+// Sets what differs from now.
+void set_flags(const Flags& wanted);
+
+// The same, and puts it back.
 class FlagsGuard {
  public:
   explicit FlagsGuard(const Flags& wanted);

@@ -180,4 +180,10 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   return *info;
 }
 
+int left_unwritten(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  const bool evaluates = op.training_arg >= 0 && args[op.training_arg].isBool() &&
+      !args[op.training_arg].toBool();
+  return evaluates && op.writes.size() == 1 ? op.writes[0] : -1;
+}
+
 }  // namespace retape::detail

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
 #include <string>
@@ -41,6 +42,10 @@ struct OpInfo {
     return passes_through || !(autocast & below).empty();
   }
 };
+
+// The argument that the op would write in training and now does not, so that what its schema calls
+// written may be memory that nobody wrote (the noise of rrelu); -1: none.
+int left_unwritten(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
 
 // Lives as long as the process. Quick: a thread-local table in front of the shared one.
 const OpInfo& op_info(const c10::OperatorHandle& handle);

@@ -1,5 +1,7 @@
 #include "record/recorder.h"
 
+#include "check/examiner.h"
+#include "check/fault.h"
 #include "record/each_tensor.h"
 #include "record/interceptor.h"
 #include "recompute/token.h"
@@ -58,13 +60,19 @@ void Recorder::open(std::shared_ptr<Region> region) {
       own_recorder.reset(new Recorder);
     }
     current_recorder = own_recorder.get();
-    current_recorder->tape_ = c10::make_intrusive<Tape>();
+    auto tape = c10::make_intrusive<Tape>();
+    tape->examiner = Examiner::now();
+    tape->number = tape->examiner ? tape->examiner->begin_tape() : 0;
+    current_recorder->tape_ = std::move(tape);
     set_intercepting(true);
   }
   auto& recorder = *current_recorder;
   region->decider = make_decider(*region, recorder);
   region->open = true;
   recorder.tape_->regions.push_back(region);
+  if (recorder.tape_->examiner) {
+    recorder.tape_->examiner->opened(region);
+  }
   recorder.scopes_.push_back(std::move(region));
 }
 
@@ -312,8 +320,15 @@ void Recorder::run(
   c10::SmallVector<Made, 2> made;
   try {
     prepare(flight, *stack);
+    if (tape_->examiner && flight.op) {
+      flight.unwritten = left_unwritten(info, torch::jit::last(*stack, info.arguments));
+      flight.op->witness = tape_->examiner->witness(info, *stack);
+    }
     handle.redispatchBoxed(below, stack);
     made = made_by(flight, *stack);
+    if (tape_->examiner && flight.op) {
+      show(flight, made);
+    }
     if (flight.op && birth == Birth::Ask) {
       ask(flight, made);  // without the lock: a user's function may run anything
     }
@@ -395,6 +410,9 @@ void Recorder::take(Flight& flight, const at::Tensor& tensor, size_t arg, int el
   c10::intrusive_ptr<Value> value;
   if (role == Role::Read || role == Role::Write) {
     value = find_or_root(tensor);
+  } else if (role == Role::Scratch && injected(Fault::BatchNormTwice)) {
+    value = describe(storage, tensor.unsafeGetTensorImpl()->version_counter());
+    value->keep(storage);
   }
   Input& input = flight.op->add_input(std::move(value), tensor);
   input.nbytes = storage.nbytes();
@@ -459,7 +477,11 @@ void Recorder::save_what_is_overwritten(Flight& flight) {
     if (before.recipe) {
       drop(before);
     } else if (before.readers > 0) {
-      before.data = copy_of(written.storage);
+      if (!injected(Fault::StaleVersion)) {
+        before.data = copy_of(written.storage);
+      } else {
+        hit();
+      }
       before.copied = true;
     }
   }
@@ -524,12 +546,30 @@ void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const
   }
 }
 
-void Recorder::finish(Flight& flight, c10::ArrayRef<Made> made) {
+// To whoever will compare.
+void Recorder::show(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
+  for (auto& item : made) {
+    if (item.tensor.defined()) {
+      item.seen = tape_->examiner->seen(item.tensor);
+      continue;
+    }
+    // All that was seen of the version before, not of the storage: a reduction's is larger than its
+    // result, and the rest of it is garbage.
+    const auto& written = flight.writes[item.write];
+    const auto& input = flight.op->inputs[written.input];
+    if (input.arg != flight.unwritten) {
+      const bool known = written.before && written.before->seen;
+      item.seen = tape_->examiner->seen((known ? written.before->seen->view : input.view).on(written.storage));
+    }
+  }
+}
+
+void Recorder::finish(Flight& flight, c10::SmallVectorImpl<Made>& made) {
   TapeLock lock(*tape_);
   for (const auto& written : flight.writes) {
     supersede(written);
   }
-  for (const auto& item : made) {
+  for (auto& item : made) {
     if (!item.keep) {
       enter(flight, item);
     }
@@ -542,7 +582,7 @@ void Recorder::finish(Flight& flight, c10::ArrayRef<Made> made) {
   flight.writes.clear();
 }
 
-void Recorder::enter(Flight& flight, const Made& made) {
+void Recorder::enter(Flight& flight, Made& made) {
   const auto& storage =
       made.tensor.defined() ? made.tensor.storage() : flight.writes[made.write].storage;
   const auto& counter = made.tensor.defined()
@@ -553,6 +593,10 @@ void Recorder::enter(Flight& flight, const Made& made) {
     value->slot = static_cast<uint32_t>(flight.op->results.size());
     value->recipe = flight.op;
     flight.op->results.push_back({value.get(), made.source});
+    if (made.seen) {
+      value->seen = std::move(made.seen);
+      tape_->examiner->enter(tape_->number, *flight.op, *value);
+    }
   } else {
     value->uninitialized = true;
   }

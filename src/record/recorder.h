@@ -81,6 +81,7 @@ class Recorder final : private Shelf {
     size_t write = 0;   // then: which of the flight's
     int32_t source = 0;
     bool keep = false;
+    std::unique_ptr<Seen> seen;  // where somebody compares
   };
 
   struct Flight {  // the op that is running
@@ -89,6 +90,7 @@ class Recorder final : private Shelf {
     c10::SmallVector<const c10::StorageImpl*, 4> touched;
     c10::SmallVector<Written, 1> writes;
     c10::SmallVector<Token*, 4> waiting;
+    int unwritten = -1;  // argument that its schema says it writes, and it does not
     bool may_make(const c10::StorageImpl* storage) const;  // it, or a new version of it
     bool touches(const c10::StorageImpl* storage) const;
     bool writes_to(const c10::StorageImpl* storage) const;
@@ -109,8 +111,9 @@ class Recorder final : private Shelf {
 
   c10::SmallVector<Made, 2> made_by(const Flight& flight, const torch::jit::Stack& stack) const;
   void ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const;
-  void finish(Flight& flight, c10::ArrayRef<Made> made);
-  void enter(Flight& flight, const Made& made);
+  void show(const Flight& flight, c10::SmallVectorImpl<Made>& made) const;
+  void finish(Flight& flight, c10::SmallVectorImpl<Made>& made);
+  void enter(Flight& flight, Made& made);
   void supersede(const Written& written);
   void abandon(Flight& flight);
   void bind_waiting(Flight& flight);

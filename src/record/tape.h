@@ -13,10 +13,14 @@
 
 namespace retape::detail {
 
+class Examiner;
+
 struct Tape final : c10::intrusive_ptr_target {
   std::mutex mutex;
   std::vector<std::shared_ptr<Region>> regions;
   uint64_t plans = 0;  // of replay, so far
+  std::shared_ptr<Examiner> examiner;  // null: nobody compares
+  uint64_t number = 0;                 // for the examiner
 };
 
 struct Graveyard;

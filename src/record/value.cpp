@@ -25,6 +25,7 @@ void Value::release_resources() {
   bury(std::move(alias));
   home.reset();
   counter = c10::VariableVersion();
+  seen.reset();
 }
 
 bool Value::home_moved() const {

@@ -9,6 +9,7 @@
 // Threads: every field is guarded by the lock of the tape (tape.h).
 #pragma once
 
+#include "check/witness.h"
 #include "record/draw.h"
 #include "record/flags.h"
 #include "record/op_info.h"
@@ -50,6 +51,8 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   // Set when a write that autograd's version counter did not see (.data) changed the storage under
   // tokens of this value: autograd would hand out the changed bytes, so the tokens do.
   c10::Storage alias;
+
+  std::unique_ptr<Seen> seen;  // where somebody compares (check/examiner.h)
 
   // Of the tensors that backward was given of the replayed bytes: it must not write them.
   c10::VariableVersion given;
@@ -132,6 +135,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   std::unique_ptr<Draw> draw;
   int satisfied = Value::kNoPass;  // ran in this pass
   uint64_t planned = 0;            // plan it was last put on
+  std::unique_ptr<Witness> witness;  // where somebody compares closely
 
   Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);
 };

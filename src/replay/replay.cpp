@@ -1,5 +1,7 @@
 #include "replay/replay.h"
 
+#include "check/examiner.h"
+#include "check/sabotage.h"
 #include "memory/phase.h"
 #include "output_discard/output.h"
 #include "record/interceptor.h"
@@ -70,6 +72,7 @@ class Run {
   c10::Storage source_of(const Result& result) const;
   void own_written_inputs();
   void push_arguments();
+  void examine_before(const OpInfo& called);
 
   Tape& tape_;
   Op& op_;
@@ -106,6 +109,12 @@ bool Run::take_inputs() {
   for (size_t i = 0; i < op_.inputs.size(); ++i) {
     const auto& input = op_.inputs[i];
     stolen_[i] = input.role == Role::Write && last_use(op_, *input.value, pass_);
+    if (injected(Fault::ThreadRace) && input.role == Role::Write && !stolen_[i] &&
+        input.value->hold == Hold::Replayed) {
+      stolen_[i] = true;
+      hit();
+      return true;
+    }
   }
   for (size_t i = 0; i < op_.inputs.size(); ++i) {
     if (stolen_[i]) {
@@ -120,7 +129,9 @@ bool Run::take_inputs() {
 void Run::own_written_inputs() {
   for (size_t i = 0; i < op_.inputs.size(); ++i) {
     const auto& input = op_.inputs[i];
-    if (input.role == Role::Fresh || input.role == Role::Scratch) {
+    if (injected(Fault::BatchNormTwice) && input.role == Role::Scratch && input.value) {
+      hit();
+    } else if (input.role == Role::Fresh || input.role == Role::Scratch) {
       inputs_[i] = uninitialized(input.device, input.nbytes);
     } else if (input.role == Role::Write && !stolen_[i]) {
       const auto before = inputs_[i];
@@ -162,9 +173,10 @@ void Run::push_arguments() {
       stack_[input.arg].toTensorList().set(input.element, std::move(tensor));
     }
   }
-  if (op_.draw && op_.info->generator_arg >= 0) {
+  if (op_.draw && op_.info->generator_arg >= 0 && !injected(Fault::GeneratorNotRestored)) {
     stack_[op_.info->generator_arg] = op_.draw->fresh();
   }
+  sabotage_arguments(op_, stack_);
 }
 
 void Run::execute() {
@@ -175,10 +187,15 @@ void Run::execute() {
   push_arguments();
   {
     std::optional<Draw::Rewind> rewind;
-    if (op_.draw && op_.info->generator_arg < 0) {
+    if (op_.draw && op_.info->generator_arg < 0 && !injected(Fault::GeneratorNotRestored)) {
       rewind.emplace(*op_.draw);
     }
-    op_.info->handle.callBoxed(&stack_);
+    const OpInfo& called = sabotaged(*op_.info);
+    examine_before(called);
+    called.handle.callBoxed(&stack_);
+    if (op_.witness) {
+      tape_.examiner->after(op_);
+    }
   }
   outputs_.clear();
   for (auto& value : stack_) {
@@ -190,6 +207,22 @@ void Run::execute() {
       }
     }
   }
+  sabotage_results(outputs_);
+}
+
+// Nobody else may need what it is about to write, and all else must be as in forward.
+void Run::examine_before(const OpInfo& called) {
+  if (!op_.witness) {
+    return;
+  }
+  TapeLock lock(tape_);
+  for (size_t i = 0; i < op_.inputs.size(); ++i) {
+    const auto& input = op_.inputs[i];
+    if (input.role == Role::Write && input.value->hold != Hold::None && input.value->data.is_alias_of(inputs_[i])) {
+      tape_.examiner->writes_what_is_needed(op_);
+    }
+  }
+  tape_.examiner->before(op_, called, stack_);
 }
 
 c10::Storage Run::source_of(const Result& result) const {
@@ -212,9 +245,13 @@ void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
     if (storage.nbytes() != value.nbytes) {
       throw_other_size(op_, value.nbytes, storage.nbytes());
     }
+    if (tape_.examiner && value.seen) {
+      tape_.examiner->replayed(op_, value, storage);
+    }
     if (value.hold == Hold::None && value.wanted(pass_)) {
       value.data = std::move(storage);
       value.hold = Hold::Replayed;
+      sabotage_held(value);
       if (transient != nullptr) {
         transient->push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
       }

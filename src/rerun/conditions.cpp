@@ -1,13 +1,22 @@
 #include "rerun/conditions.h"
 
+#include "check/examiner.h"
+#include "check/sabotage.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
 
 namespace retape::detail {
 
-Conditions::Conditions(bool generators)
-    : surroundings_(Surroundings::now()), generators_(generators) {
+Conditions::Conditions(const std::string& call, bool generators)
+    : surroundings_(Surroundings::now()), examiner_(Examiner::now()), generators_(generators) {
+  if (examiner_ && !examiner_->closely()) {
+    examiner_.reset();  // a second run compares what it saves anyway
+  }
+  if (examiner_) {
+    call_ = examiner_->called(call);
+  }
   if (generators_) {
     // Kernels that the dispatcher does not see draw from this one, if from any.
     draws_.push_back(Draw::of(at::detail::getDefaultCPUGenerator()));
@@ -31,9 +40,13 @@ void Conditions::note(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
 }
 
 Conditions::Again::Again(const Conditions& conditions)
-    : conditions_(conditions), surroundings_(conditions.surroundings_) {
+    : conditions_(conditions), surroundings_(sabotaged(conditions.surroundings_)) {
   for (const auto& draw : conditions_.draws_) {
     later_.push_back(draw->rewind());
+  }
+  if (conditions_.examiner_) {
+    ++conditions_.call_->reruns;
+    conditions_.examiner_->compare(conditions_.call_->name, conditions_.surroundings_, Surroundings::now());
   }
 }
 

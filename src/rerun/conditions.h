@@ -6,17 +6,23 @@
 #include "rerun/surroundings.h"
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace retape::detail {
 
+class Examiner;
+struct SeenCall;
+
 class Conditions {
  public:
-  // Taken now. Without `generators`, a second run draws new numbers.
-  explicit Conditions(bool generators);
+  // Of a call, taken now. Without `generators`, a second run draws new numbers.
+  Conditions(const std::string& call, bool generators);
 
   // Before each op of the first run: takes the state of a generator when it is first drawn from.
   void note(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
+
+  Examiner* examiner() const { return examiner_.get(); }
 
   // While it lives, what was taken is in force again.
   class Again {
@@ -34,6 +40,8 @@ class Conditions {
 
  private:
   Surroundings surroundings_;
+  std::shared_ptr<Examiner> examiner_;  // null: nobody looks on
+  std::shared_ptr<SeenCall> call_;      // for it
   bool generators_;
   std::vector<std::unique_ptr<Draw>> draws_;
 };

@@ -63,11 +63,10 @@ void FirstRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.arguments);
   frame_->conditions_.note(op, args);
   frame_->outside_.before(op, stack);
-  unwritten_ = nullptr;
-  if (op.training_arg >= 0 && op.writes.size() == 1 && args[op.training_arg].isBool() &&
-      !args[op.training_arg].toBool() && args[op.writes[0]].isTensor()) {
-    unwritten_ = args[op.writes[0]].toTensor().unsafeGetTensorImpl();  // the noise of rrelu
-  }
+  const int unwritten = left_unwritten(op, args);
+  unwritten_ = unwritten >= 0 && args[unwritten].isTensor()
+      ? args[unwritten].toTensor().unsafeGetTensorImpl()
+      : nullptr;
   if (frame_->options_.debug) {
     frame_->ops_.push_back(&op);
   }

@@ -1,10 +1,13 @@
 #include "rerun/frame.h"
 
 #include "memory/phase.h"
+#include "recompute/eager.h"
 #include "recompute/engine.h"
 #include "recompute/errors.h"
 #include "rerun/first_run.h"
 #include "rerun/second_run.h"
+
+#include <retape/eager.h>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -14,7 +17,7 @@ namespace retape::detail {
 Frame::Frame(RerunOptions options, const Tensors& inputs, RerunScope::Again again)
     : options_(std::move(options)),
       again_(std::move(again)),
-      conditions_(options_.preserve_rng_state) {
+      conditions_(options_.name, options_.preserve_rng_state) {
   inputs_.reserve(inputs.size());
   for (const auto& input : inputs) {
     inputs_.emplace_back(input, /*is_output=*/false);  // by the hooks of whatever is around
@@ -78,6 +81,7 @@ void Frame::run_again(Pass& pass, size_t wanted) {
   {
     PhaseGuard phase(Phase::Replay);
     Conditions::Again conditions(conditions_);
+    NotEager as_before;
     try {
       again_(inputs);
     } catch (const StopRerun&) {
@@ -87,6 +91,9 @@ void Frame::run_again(Pass& pass, size_t wanted) {
 }
 
 RerunScope::RerunScope(RerunOptions options, const Tensors& inputs, Again again) {
+  if (is_eager()) {
+    return;
+  }
   install_engine();
   run_ = std::make_unique<FirstRun>(
       std::make_shared<Frame>(std::move(options), inputs, std::move(again)));

@@ -5,8 +5,8 @@
 //   backward   SecondRun  i-th save: the tensor that token i stands for, compared with the digest
 #pragma once
 
+#include "check/digest.h"
 #include "rerun/conditions.h"
-#include "rerun/digest.h"
 #include "rerun/outside.h"
 
 #include <retape/rerun.h>

@@ -1,12 +1,14 @@
 // Reentrant: a function as one node. Forward keeps nothing of its graph; backward runs it again, and
 // a backward of its own through that.
+#include "check/digest.h"
 #include "memory/phase.h"
+#include "recompute/eager.h"
 #include "recompute/errors.h"
 #include "rerun/conditions.h"
-#include "rerun/digest.h"
 #include "rerun/outside.h"
 #include "rerun/watch.h"
 
+#include <retape/eager.h>
 #include <retape/rerun.h>
 
 #include <ATen/core/ivalue.h>
@@ -25,7 +27,7 @@ using Body = std::function<Tensors(const Tensors&)>;
 
 struct Call final : torch::CustomClassHolder {
   Call(RerunOptions options, Body body)
-      : options(std::move(options)), body(std::move(body)), conditions(this->options.preserve_rng_state) {}
+      : options(std::move(options)), body(std::move(body)), conditions(this->options.name, this->options.preserve_rng_state) {}
 
   RerunOptions options;
   Body body;
@@ -150,6 +152,7 @@ struct Node final : torch::autograd::Function<Node> {
     PhaseGuard phase(Phase::Replay);
     Backward watch(later);
     Conditions::Again conditions(call.conditions);
+    NotEager as_before;
     c10::AutoGradMode with_graph(true);
     return call.body(inputs);
   }
@@ -172,6 +175,9 @@ struct Node final : torch::autograd::Function<Node> {
 }  // namespace
 
 Tensors reentrant(RerunOptions options, const Tensors& inputs, Body body) {
+  if (is_eager()) {
+    return body(inputs);
+  }
   auto call = c10::make_intrusive<Call>(std::move(options), std::move(body));
   Tensors results;
   {

@@ -1,5 +1,7 @@
 #include "rerun/second_run.h"
 
+#include "check/examiner.h"
+#include "check/fault.h"
 #include "recompute/errors.h"
 #include "record/interceptor.h"
 
@@ -55,6 +57,9 @@ SecondRun::~SecondRun() {
 
 void SecondRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = &op;
+  if (over_) {
+    found("late stop", &op, "it runs after everything that was wanted is there");
+  }
   later_.before(op, stack);
   if (frame_.options_.debug) {
     ops_.push_back(&op);
@@ -76,6 +81,12 @@ void SecondRun::between() {
   if (!all && !mismatch_) {
     return;
   }
+  if (injected(Fault::StopsLate) && !over_ && !mismatch_) {
+    over_ = true;
+    hit();
+    return;
+  }
+  over_ = true;
   if (frame_.options_.stop != nullptr) {
     frame_.options_.stop();
   }
@@ -88,6 +99,11 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> SecondRun::hooks() {
 
 void SecondRun::save(const at::Tensor& tensor) {
   const size_t index = saved_++;
+  if (injected(Fault::StopsEarly) && op_ != nullptr && saved_ == frame_.slots_.size()) {
+    hit();
+    take(index, tensor);
+    between();
+  }
   if (op_ != nullptr) {
     waiting_.emplace_back(index, tensor);
   } else {
@@ -100,12 +116,15 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
   if (mismatch_) {
     return;
   }
+  if (op_ != nullptr) {
+    found("early stop", op_, "a tensor is taken from it before it has ended");
+  }
   if (index >= frame_.slots_.size()) {
     if (frame_.complete_ && frame_.options_.check_determinism) {
       std::ostringstream text;
       text << "the function saved more tensors for backward when it ran again: expected "
            << frame_.slots_.size() << ", got " << index + 1;
-      mismatch(text.str());
+      mismatch("values", text.str());
     }
     return;
   }
@@ -120,7 +139,7 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
       text << "tensor " << index << " that " << name_of(slot.op) << " saved for backward ("
            << slot.digest.shape() << ") came out different when the function ran again: "
            << slot.digest.difference(now);
-      mismatch(text.str());
+      mismatch(slot.digest.device() == now.device() ? "values" : "default device", text.str());
       return;
     }
   }
@@ -131,8 +150,15 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
   }
 }
 
-void SecondRun::mismatch(const std::string& what) {
+void SecondRun::mismatch(const char* kind, const std::string& what) {
   mismatch_ = what;
+  found(kind, nullptr, what);
+}
+
+void SecondRun::found(const char* kind, const OpInfo* op, const std::string& what) {
+  if (auto* examiner = frame_.conditions_.examiner()) {
+    examiner->found({kind, op == nullptr ? "" : op->name.name, frame_.options_.name, "", what});
+  }
 }
 
 std::string SecondRun::ops() const {

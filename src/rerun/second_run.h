@@ -26,7 +26,8 @@ class SecondRun final : public Watch {
 
  private:
   void take(size_t index, const at::Tensor& tensor);
-  void mismatch(const std::string& what);
+  void mismatch(const char* kind, const std::string& what);
+  void found(const char* kind, const OpInfo* op, const std::string& what);
   std::string ops() const;
 
   Frame& frame_;
@@ -35,6 +36,7 @@ class SecondRun final : public Watch {
   size_t saved_ = 0;
   const OpInfo* op_ = nullptr;  // that is running
   std::vector<std::pair<size_t, at::Tensor>> waiting_;
+  bool over_ = false;  // everything is there
   std::optional<std::string> mismatch_;
   std::vector<const OpInfo*> ops_;
   Outside later_;  // what this run must leave as it found it

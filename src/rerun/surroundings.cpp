@@ -67,6 +67,12 @@ Surroundings Surroundings::now() {
   return now;
 }
 
+void set_surroundings(const Surroundings& wanted) {
+  set_flags(wanted.flags);
+  apply_autocast(wanted);
+  apply(wanted.attention);
+}
+
 SurroundingsGuard::SurroundingsGuard(const Surroundings& wanted)
     : before_(Surroundings::now()), flags_(wanted.flags) {
   apply_autocast(wanted);

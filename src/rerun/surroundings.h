@@ -39,6 +39,8 @@ struct Surroundings {
   static Surroundings now();
 };
 
+void set_surroundings(const Surroundings& wanted);
+
 // Sets them, and puts back what was there.
 class SurroundingsGuard {
  public:

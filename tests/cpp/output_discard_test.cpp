@@ -205,6 +205,42 @@ TEST(OutputDiscard, SeveralOutputsAndIntegersAndNothingAmongThem) {
   }, 2 * kH);
 }
 
+TEST(OutputDiscard, StructOfTensors) {
+  struct Gated {
+    Tensor value;
+    std::vector<Tensor> gates;
+    std::optional<Tensor> none;
+    int64_t scale;
+  };
+  expect_same_as_plain([](Block& b) {
+    auto ckpt = b.make();
+    const auto gated = [&](const Tensor& t) {
+      const auto h = b.inner(t);
+      return Gated{h, {h.tanh(), h.sigmoid()}, std::nullopt, 3};
+    };
+    const auto out = ckpt.checkpoint(gated, b.x);
+    const auto z = b.consumer(out.value * out.gates[0]) + b.consumer(out.gates[1]) * out.scale;
+    ckpt.discard(z);
+    loss(z).backward();
+    return b.grads();
+  }, 3 * kH);
+}
+
+TEST(OutputDiscard, StructOfTensorsAsAnArgumentStays) {
+  struct Pair {
+    Tensor first, second;
+  };
+  expect_same_as_plain([](Block& b) {
+    auto ckpt = b.make();
+    const auto swapped = [&](const Pair& in) { return Pair{in.second, b.inner(in.first)}; };
+    const auto out = ckpt.checkpoint(swapped, Pair{b.x, b.x * 2});
+    const auto z = b.consumer(out.second) + out.first;
+    ckpt.discard(z);
+    loss(z).backward();
+    return b.grads();
+  }, kH);
+}
+
 TEST(OutputDiscard, FunctionWhoseLayoutDependsOnGradMode) {
   expect_same_as_plain([](Block& b) {
     const auto inner = [&](const Tensor& t) {

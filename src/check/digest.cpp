@@ -1,11 +1,9 @@
-#include "rerun/digest.h"
+#include "check/digest.h"
 
-#include "record/interceptor.h"
+#include "check/unseen.h"
 #include "record/view.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -14,17 +12,6 @@
 #include <sstream>
 
 namespace retape::detail {
-
-namespace {
-
-// By autograd, by dispatch modes of the user, by ourselves.
-struct Unseen {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_modes{c10::DispatchKeySet(
-      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kKey})};
-};
-
-}  // namespace
 
 Digest::Digest(const at::Tensor& tensor, bool bits)
     : sizes_(tensor.sizes()), dtype_(tensor.scalar_type()), device_(tensor.device()) {

@@ -18,6 +18,10 @@ class Digest {
 
   bool operator==(const Digest& other) const;
 
+  c10::Device device() const { return device_; }
+  bool has_bits() const { return bits_; }
+  uint64_t hash() const { return hash_; }  // of the bits
+
   // "float32 [2, 3]"
   std::string shape() const;
 
