@@ -23,10 +23,16 @@ from retape._C import (  # noqa: E402
     UsageError,
     ValueInfo,
     __version__,
+    check_every,
+    check_stats,
+    is_eager,
     is_recording,
 )
 from retape._checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
-from retape._recompute import recompute  # noqa: E402
+from retape._recompute import eager, recompute  # noqa: E402
+from retape._step import Step  # noqa: E402
+from retape._verdict import Verdict  # noqa: E402
+from retape._verify import verify  # noqa: E402
 from retape.layers import Enabled, disable, enable, enabled  # noqa: E402
 from retape.output_discard import CheckpointWithoutOutput, OutputDiscardCheckpoint  # noqa: E402
 
@@ -38,16 +44,23 @@ __all__ = [
     "Policy",
     "ReplayMismatch",
     "Stats",
+    "Step",
     "UsageError",
     "ValueInfo",
+    "Verdict",
     "__version__",
+    "check_every",
+    "check_stats",
     "checkpoint",
     "checkpoint_sequential",
     "disable",
+    "eager",
     "enable",
     "enabled",
     "huggingface",
+    "is_eager",
     "is_recording",
     "memory",
     "recompute",
+    "verify",
 ]

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint as torch_checkpoint
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._device import DeviceContext
 
 from retape import _C
+from retape._given import Given, Specs, flatten, unflatten
 from retape._recompute import REGION, PolicyLike, as_policy
 from retape._selective import policy_of
 
@@ -19,6 +21,7 @@ Contexts = tuple[AbstractContextManager, AbstractContextManager]
 
 _METHODS = ("replay", "rerun")
 _CHECKS = ("default", "none")
+_NOTHING = nullcontext()
 
 
 def checkpoint(
@@ -44,13 +47,14 @@ def checkpoint(
 
     method="rerun" calls the function again in backward, for kernels that the dispatcher does not
     see. It then finds the generators it drew from, autocast, SDPA and deterministic settings, the
-    default dtype and device and the grad mode as they were, and tensors from outside that it writes
-    are put back afterwards. What it saves is compared, bit for bit, with what it saved in forward:
-    a difference raises ReplayMismatch (determinism_check="none" and preserve_rng_state=False do
-    not compare). use_reentrant=True holds no graph, compares outputs only, and runs a backward of its own inside backward;
-    tensors in containers and in keyword arguments get gradients too.
+    default dtype and device, the grad mode and Hugging Face caches as they were, and tensors from
+    outside that it writes are put back afterwards. What it saves is compared, bit for bit, with what
+    it saved in forward: a difference raises ReplayMismatch (determinism_check="none" and
+    preserve_rng_state=False do not compare). use_reentrant=True holds no graph, compares outputs only,
+    and runs a backward of its own inside backward; tensors in containers and in keyword arguments get
+    gradients too.
 
-    Under `torch.no_grad` this is a plain call.
+    Under `torch.no_grad` and under `retape.eager` this is a plain call.
     """
     if method not in _METHODS:
         raise _C.UsageError(
@@ -63,6 +67,8 @@ def checkpoint(
         )
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
+    if _C.is_eager():
+        return _plain(function, args, kwargs, context_fn)
     if method == "replay":
         return _replay(function, args, kwargs, policy, name, context_fn)
     if policy is not None:
@@ -82,7 +88,7 @@ def checkpoint(
             raise ValueError(
                 "Passing `context_fn` or `debug` is only supported when use_reentrant=False."
             )
-        return _reentrant(function, args, kwargs, options)
+        return _reentrant(function, args, kwargs, options, name)
     return _rerun(function, args, kwargs, options, context_fn)
 
 
@@ -117,6 +123,18 @@ def checkpoint_sequential(
     return piece(last, len(steps))(input)
 
 
+def _plain(
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    context_fn: Callable[[], Contexts] | None,
+) -> Any:
+    """As forward: in the caller's own context, but not in one that only chooses what is saved."""
+    context = nullcontext() if context_fn is None else context_fn()[0]
+    with nullcontext() if policy_of(context) else context:
+        return function(*args, **kwargs)
+
+
 def _replay(
     function: Callable[..., Any],
     args: tuple,
@@ -132,40 +150,24 @@ def _replay(
     context, _ = context_fn()
     selective = policy_of(context)
     if selective is not None:
-        rule, context = selective, nullcontext()
+        rule, context = selective, _NOTHING
     with _C.Scope(rule, name), context:
         return function(*args, **kwargs)
 
 
-class _Given:
-    """Arguments with their tensors taken out, to be put in again."""
-
-    def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        leaves, self.spec = tree_flatten((args, kwargs))
-        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-    def give_up_tensors(self) -> list[Tensor]:
-        tensors, self.tensors = self.tensors, []
-        return tensors
-
-    def call(self, function: Callable[..., Any], tensors: list[Tensor]) -> Any:
-        leaves = list(self.rest)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        return function(*args, **kwargs)
-
-
 def _default_device() -> AbstractContextManager:
-    from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext
-
     for mode in reversed(_get_current_function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return mode
-    return nullcontext()
+    return _NOTHING
+
+
+def _again(device: AbstractContextManager) -> AbstractContextManager:
+    """The device of the first run, for the second; the wrong one where that fault is injected."""
+    if _C.is_injected("default-device"):
+        _C.fault_hit()
+        return torch.device("meta")
+    return device
 
 
 def _rerun(
@@ -175,12 +177,12 @@ def _rerun(
     options: _C.RerunOptions,
     context_fn: Callable[[], Contexts] | None,
 ) -> Any:
-    given = _Given(args, kwargs)
-    forward, backward = (nullcontext(), nullcontext()) if context_fn is None else context_fn()
+    given = Given(args, kwargs)
+    forward, backward = (_NOTHING, _NOTHING) if context_fn is None else context_fn()
     device = _default_device()
 
     def again(tensors: list[Tensor]) -> None:
-        with backward, device:
+        with backward, _again(device):
             given.call(function, tensors)
 
     with _C.RerunScope(options, given.give_up_tensors(), again), forward:
@@ -188,22 +190,32 @@ def _rerun(
 
 
 def _reentrant(
-    function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], options: _C.RerunOptions
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    options: _C.RerunOptions,
+    name: str,
 ) -> Any:
-    given = _Given(args, kwargs)
+    given = Given(args, kwargs)
+    if given.caches:  # the loss would be right, without a word
+        region = f'region "{name}"' if name else "the function"
+        raise _C.UsageError(
+            f"[checkpoint] {region} was given a cache: with use_reentrant=True what it writes there "
+            'gets no gradient. Fix: use_reentrant=False, use_cache=False, or method="replay".'
+        )
     device = _default_device()
-    first: list[tuple[list[Any], Any]] = []  # emptied when forward has its results
+    first: list[tuple[list[Any], Specs]] = []  # emptied when forward has its results
     called: list[bool] = []
 
     def body(tensors: list[Tensor]) -> list[Tensor]:
-        with device:
-            leaves, spec = tree_flatten(given.call(function, tensors))
+        with _again(device) if called else device:
+            leaves, specs = flatten([given.call(function, tensors)])
         if not called:
             called.append(True)
-            first.append((leaves, spec))
+            first.append((leaves, specs))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     outputs = iter(_C.reentrant(options, given.give_up_tensors(), body))
-    leaves, spec = first.pop()
+    leaves, specs = first.pop()
     wired = [next(outputs) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    return tree_unflatten(wired, spec)
+    return unflatten(wired, specs)[0]

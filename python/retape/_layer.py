@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import types
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ COUNTS = (
     "ops_recorded values_saved values_kept values_dropped bytes_kept bytes_given bytes_dropped "
     "anchors bytes_anchored ops_replayed"
 ).split()
+_counts = attrgetter(*COUNTS)
 _GRAPHS = 64  # of one layer that may wait for backward and still have their replays counted
 
 _WHY = {
     "no_grad": "called without gradients only",
+    "eager": "called under retape.eager() only",
     "eval": "called in eval mode only (model.train(), or in_eval=True)",
     "huggingface": "called inside Hugging Face's own checkpointing (gradient_checkpointing_disable)",
 }
@@ -69,7 +72,7 @@ class Layer:
         self.plain: Counter[str] = Counter()  # calls without a region, by the reason
         self._policy = how.region_policy()
         self._scopes: deque[_C.Scope] = deque()  # their graphs may still replay
-        self._earlier: Counter[str] = Counter()  # counts of scopes before those
+        self._earlier = (0,) * len(COUNTS)  # counts of scopes before those
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layer, (self.name, self.how)  # a copy counts from 0
@@ -81,6 +84,7 @@ class Layer:
         if torch.compiler.is_compiling():  # compiled code decides for itself what it saves
             return function(*args, **kwargs)
         why = why if torch.is_grad_enabled() else "no_grad"
+        why = "eager" if _C.is_eager() else why
         if why:
             self.plain[why] += 1
             return function(*args, **kwargs)
@@ -95,17 +99,10 @@ class Layer:
         scope = _C.Scope(self._policy, self.name)
         self._scopes.append(scope)
         if len(self._scopes) > _GRAPHS:
-            oldest = self._scopes.popleft().stats
-            self._earlier.update({name: getattr(oldest, name) for name in COUNTS})
+            self._earlier = _sum((self._earlier, _counts(self._scopes.popleft().stats)))
         return scope
 
     def _rerun(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        cache = next(filter(_is_cache, (*args, *kwargs.values())), None)
-        if cache is not None:  # reentrant autograd would lose gradients without a word
-            raise _C.UsageError(
-                f'[enable] layer "{self.name}" was given a {type(cache).__name__}: with '
-                'method="rerun" it would be written twice. Fix: use_cache=False, or method="replay".'
-            )
         names = tuple(kwargs)  # by position: reentrant autograd needs it, and no name can clash
 
         def forward(*values: Any) -> Any:
@@ -120,11 +117,8 @@ class Layer:
     @property
     def stats(self) -> types.SimpleNamespace:
         """The counts of `retape.Stats`, summed over calls."""
-        total = Counter(self._earlier)
-        for scope in tuple(self._scopes):
-            stats = scope.stats
-            total.update({name: getattr(stats, name) for name in COUNTS})
-        return types.SimpleNamespace(**{name: total[name] for name in COUNTS})
+        total = _sum((self._earlier, *(_counts(scope.stats) for scope in tuple(self._scopes))))
+        return types.SimpleNamespace(**dict(zip(COUNTS, total, strict=True)))
 
     @property
     def idle(self) -> str:
@@ -138,5 +132,5 @@ class Layer:
         return f"<retape layer {self.name}: {self.calls} calls>"
 
 
-def _is_cache(value: Any) -> bool:
-    return any(base.__module__ == "transformers.cache_utils" for base in type(value).__mro__)
+def _sum(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*rows, strict=True)))

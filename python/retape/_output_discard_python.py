@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from retape import _output_discard_parts as parts
-from retape._C import ReplayMismatch, UsageError
+from retape._C import ReplayMismatch, UsageError, is_eager
 
 DISCARD = "[OutputDiscardCheckpoint.discard_output_and_register_recompute] "
 _WHO = "[OutputDiscardCheckpoint] "
@@ -41,7 +41,7 @@ class Checkpoint:
         tensors_of: Callable[[Any], list[torch.Tensor]],
     ) -> tuple[Any, list[int]]:
         self._called = True
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or is_eager():
             return function(), []
         call = _Call(function, tensors_of, self._region)
         result, unmade = call.run_first(given)
@@ -57,6 +57,8 @@ class Checkpoint:
                 "object before it, got none. Fix: y = ckpt.checkpoint(function, x); z = consumer(y); "
                 "then discard with z."
             )
+        if is_eager():
+            return 0
         self._prune()
         calls = self._made_into(hook_tensor)
         for output in (o for call in calls for o in call.outputs):

@@ -23,6 +23,15 @@ def as_policy(policy: PolicyLike) -> _C.Policy:
     )
 
 
+def eager() -> _C.Eager:
+    """While it is entered, on this thread, every front end of Retape is a plain call.
+
+    >>> with retape.eager():
+    ...     loss = model(batch)  # its scopes, checkpoints and enabled layers recompute nothing
+    """
+    return _C.Eager()
+
+
 def recompute(policy: PolicyLike = "full", name: str = "") -> _C.Scope:
     """A scope: what runs in it is recorded, what autograd saves in it may be dropped and replayed.
 

@@ -41,11 +41,25 @@ VERBS = (
         "{output}/report.json",
     ),
     Verb(
+        "verify",
+        "retape.verifying.cli",
+        "run a step plain and recomputed, from the same state, and compare every bit",
+        "retape verify demo:gpt --policy full --policy cheap --orders",
+        "build/verify.json",
+    ),
+    Verb(
         "bench overhead",
         "retape.bench.overhead",
         "what recording and replaying cost per op, beside torch's own ways",
         "retape bench overhead --quick --json overhead.json",
         "build/bench/overhead.json",
+    ),
+    Verb(
+        "bench check",
+        "retape.bench.check",
+        "what a step costs whose replayed values are compared with forward's (RETAPE_CHECK)",
+        "retape bench check --quick",
+        "build/bench/check.json",
     ),
     Verb(
         "doctor",

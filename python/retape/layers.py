@@ -228,7 +228,8 @@ ATTACH: dict[str, type[Attachment]] = {"forward": Forward}
 
 
 def _flag(module: nn.Module) -> bool:
-    return getattr(module, "gradient_checkpointing", None) is True
+    own = module.__dict__.get("gradient_checkpointing")  # a miss in nn.Module.__getattr__ is slow
+    return (getattr(type(module), "gradient_checkpointing", None) if own is None else own) is True
 
 
 def _attached(module: nn.Module) -> list[Attachment]:

@@ -14,7 +14,7 @@ import torch
 import retape
 from retape import _bits, _text, cli, demo
 from retape._gpt import Size
-from retape.bench import overhead, timing
+from retape.bench import overhead, regions, timing
 
 TINY = ["--steps", "2", "--layers", "2", "--width", "32", "--context", "32", "--batch", "2"]
 
@@ -68,7 +68,7 @@ def test_version_names_retape_and_torch(capsys):
         (["bench", "overhead", "--qick"], "Did you mean --quick?"),
         (["demo", "--step=3"], "Did you mean --steps?"),
         (["demo", "--json", "x.json", "--sede", "3"], "Did you mean --seed?"),
-        (["xyzzy"], "There is: bench, demo, doctor."),
+        (["xyzzy"], "There is: bench, demo, verify, doctor."),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_closest_one_there_is(capsys, words, offered):
@@ -171,7 +171,7 @@ def test_demo_says_vacuous_when_nothing_was_replayed():
 
 def test_bench_overhead_fills_every_row_and_finds_identical_gradients(monkeypatch, capsys):
     monkeypatch.setattr(overhead, "OPS", 20)
-    monkeypatch.setattr(overhead, "REGIONS", 2)
+    monkeypatch.setattr(regions, "COUNT", 2)
     assert cli.main(["bench", "overhead", "--rounds", "2", "--warmup", "0"]) == 0
     result = json.loads(Path("build/bench/overhead.json").read_text())["result"]
     assert len(result["rows"]) == len(overhead.variants()) * len(overhead.WORKLOADS)
@@ -180,7 +180,20 @@ def test_bench_overhead_fills_every_row_and_finds_identical_gradients(monkeypatc
     assert replayed["dropped", "sin"] > 0
     assert replayed["dropped", "x*w"] > 0
     assert replayed["none", "sin"] == replayed["kept", "sin"] == 0
-    assert "retape.checkpoint" in capsys.readouterr().out
+    assert {row["variant"] for row in result["regions"]} == set(regions.runs())
+    assert {row["target"] for row in result["regions"]} == {None, 0.25}
+    assert "retape.enable rerun" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", regions.runs())
+def test_every_region_of_the_bench_has_the_gradient_of_eager(name):
+    def gradient(run):
+        x = torch.linspace(0.5, 1.5, 16, requires_grad=True)
+        run(x).backward(torch.ones(16))
+        return x.grad
+
+    runs = regions.runs()
+    assert torch.equal(gradient(runs[name]), gradient(runs["eager"]))
 
 
 def test_bench_overhead_fails_when_a_row_differs_or_with_check_misses_its_target():
@@ -188,8 +201,8 @@ def test_bench_overhead_fails_when_a_row_differs_or_with_check_misses_its_target
         base = {"gradients_identical": True, "ops_replayed": 5, "saves_per_op": 1}
         return {"variant": variant, "target_met": True, **base, **changes}
 
-    def verdict(*rows: dict, check: bool = False) -> _text.Exit:
-        return overhead._verdict({"rows": list(rows)}, check)
+    def verdict(*rows: dict, fixed: tuple = (), check: bool = False) -> _text.Exit:
+        return overhead._verdict({"rows": list(rows), "regions": list(fixed)}, check)
 
     assert verdict(row("none"), row("dropped")) is _text.Exit.OK
     assert verdict(row("none", gradients_identical=False)) is _text.Exit.DIFFERENT
@@ -197,6 +210,9 @@ def test_bench_overhead_fails_when_a_row_differs_or_with_check_misses_its_target
     assert verdict(row("dropped", ops_replayed=0)) is _text.Exit.VACUOUS
     assert verdict(row("none", target_met=False)) is _text.Exit.OK
     assert verdict(row("none", target_met=False), check=True) is _text.Exit.REGRESSION
+    slow = (row("retape.checkpoint", target_met=False),)
+    assert verdict(row("none"), fixed=slow) is _text.Exit.OK
+    assert verdict(row("none"), fixed=slow, check=True) is _text.Exit.REGRESSION
 
 
 def test_interleaving_compares_runs_of_the_same_round():

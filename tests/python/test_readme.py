@@ -49,6 +49,18 @@ def test_the_python_of_the_readme_runs_and_its_gradients_are_plain_ones(capsys):
     assert torch.equal(names["y"], model(x))
 
 
+def test_the_python_of_the_checkpoint_page_runs_and_its_gradients_are_plain_ones():
+    (block,) = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
+    names: dict = {}
+    exec(compile(block, "checkpoint.md", "exec"), names)
+    model, x = names["block"], names["x"]
+    found = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model(model(x)).sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    assert all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
+
+
 def test_there_are_examples():
     assert len(EXAMPLES) >= 3
 
@@ -84,6 +96,14 @@ def test_python_names_that_pages_use_exist(page):
         for name in path[1:].split("."):
             assert hasattr(found, name), f"{page.name} uses retape{path}"
             found = getattr(found, name)
+
+
+def test_headings_that_links_between_pages_name_are_there() -> None:
+    for page in PAGES:
+        for link, heading in re.findall(r"\]\(([\w./]*\.md)#([\w-]+)\)", page.read_text("utf-8")):
+            titles = re.findall(r"^#+ (.*)$", (page.parent / link).read_text("utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert heading in anchors, f"{page.name}: {link} has no heading {heading}"
 
 
 def test_every_test_that_a_page_names_is_there() -> None:

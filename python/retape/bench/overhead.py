@@ -1,7 +1,7 @@
 """What Retape costs per op when the ops are so small that nothing else is left to measure.
 
 A Python loop of 1,000 ops on 16 floats, forward and backward, one thread, thread CPU time.
-Beside it the fixed cost of a region: one op, forward and backward.
+Beside it the fixed cost of a region (`retape.bench.regions`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 import retape
 from retape._bits import same_bits
 from retape._text import Exit
+from retape.bench import regions
 from retape.bench.timing import (
     Phases,
     Times,
@@ -40,7 +41,6 @@ Body = Callable[[Tensor, Tensor], Tensor]
 
 OPS = 1000
 FLOATS = 16
-REGIONS = 200  # regions of one op per timing, so that the clock's resolution does not matter
 
 
 def _sin(x: Tensor, w: Tensor) -> Tensor:
@@ -200,35 +200,6 @@ def _row(
     }
 
 
-def _one_op(run: Callable[[Tensor], Tensor]) -> Phases:
-    x, _ = _inputs()
-    seed = torch.ones(FLOATS)
-    start = thread_ns()
-    for _ in range(REGIONS):
-        run(x).backward(seed)
-    return (thread_ns() - start,)
-
-
-def _region_runs() -> dict[str, Callable[[Tensor], Tensor]]:
-    return {
-        "eager": torch.sin,
-        "retape.checkpoint": lambda x: retape.checkpoint(torch.sin, x),
-        "torch non-reentrant": lambda x: checkpoint(torch.sin, x, use_reentrant=False),
-        "torch reentrant": lambda x: checkpoint(torch.sin, x, use_reentrant=True),
-    }
-
-
-def _region_rows(rounds: int, warmup: int, on_round: Callable[[], None]) -> list[dict[str, Any]]:
-    runs = {name: partial(_one_op, run) for name, run in _region_runs().items()}
-    times = interleave(runs, "eager", rounds, warmup, on_round)
-    eager = times["eager"].median_ns() / 1e3 / REGIONS
-    rows = []
-    for name, entry in times.items():
-        cost = entry.median_ns() / 1e3 / REGIONS
-        rows.append({"variant": name, "us_per_region": cost, "added_us": cost - eager})
-    return rows
-
-
 def measure(rounds: int, warmup: int, on_round: Callable[[], None] = lambda: None) -> dict:
     """All rows, the fixed cost of a region, and warnings about noise."""
     rows: list[dict[str, Any]] = []
@@ -241,12 +212,12 @@ def measure(rounds: int, warmup: int, on_round: Callable[[], None] = lambda: Non
             times = interleave(runs, "eager", rounds, warmup, on_round)
             rows += [_row(v, workload, times[v.name], times["eager"], expected) for v in table]
             all_times += times.values()
-        regions = _region_rows(rounds, warmup, on_round)
+        fixed = regions.measure(rounds, warmup, on_round)
     return {
         "ops": OPS,
         "floats": FLOATS,
         "rows": rows,
-        "regions": regions,
+        "regions": fixed,
         "warnings": noise_warnings(all_times),
     }
 
@@ -285,7 +256,7 @@ def _verdict(result: dict[str, Any], check: bool) -> Exit:
     dropped = [row for row in rows if row["variant"] == "dropped" and row["saves_per_op"]]
     if any(row["ops_replayed"] == 0 for row in dropped):
         return Exit.VACUOUS
-    if check and any(row["target_met"] is False for row in rows):
+    if check and any(row["target_met"] is False for row in rows + result["regions"]):
         return Exit.REGRESSION
     return Exit.OK
 
@@ -325,13 +296,7 @@ def _print(result: dict[str, Any], console: Console) -> None:
             end_section=variant.name in ("eager", "anchored"),
         )
     console.print(table)
-    fixed = Table(title="Cost of a region: one op, both ways", box=SIMPLE)
-    fixed.add_column("")
-    fixed.add_column("us", justify="right")
-    fixed.add_column("added us", justify="right")
-    for row in result["regions"]:
-        fixed.add_row(row["variant"], f"{row['us_per_region']:.1f}", f"{row['added_us']:+.1f}")
-    console.print(fixed)
+    regions.show(result["regions"], console)
     for warning in result["warnings"]:
         console.print(f"Warning: {warning}", style="yellow")
 

@@ -1,20 +1,24 @@
 """Caches and states are written once, by forward: gradients and what they hold are eager's bits.
 
-Through `retape.enable(model)`, which touches no flag, and through Hugging Face's own switch with
-Retape behind it. `torchs` shows what the switch does with torch's checkpoint in the same place.
+Through `retape.enable(model)`, which touches no flag, through Hugging Face's own switch with Retape
+behind it, and with layers that are called again. `torchs` shows what the switch does with torch's
+checkpoint in the same place.
 """
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import peft
 import pytest
 import torch
 import transformers as hf
-from tests.python.huggingface.models import CASES, Case
+from tests.python.bits import assert_same_bits
+from tests.python.huggingface.models import CASES, IDS, TEXT, Case
 from tests.python.huggingface.more_models import GEMMA3N, MAMBA, PI0
 from tests.python.huggingface.steps import (
     Forward,
@@ -31,8 +35,9 @@ import retape
 ENABLE: dict[str, Callable[[nn.Module], Any]] = {
     "enable": retape.enable,
     "switch": lambda model: retape.enable(model, through="huggingface"),
+    "rerun": lambda model: retape.enable(model, method="rerun"),
 }
-both_ways = pytest.mark.parametrize("way", ENABLE)
+all_ways = pytest.mark.parametrize("way", ENABLE)
 reentrant = pytest.mark.parametrize("use_reentrant", [False, True])
 
 
@@ -47,7 +52,7 @@ def check(model: nn.Module, forward: Forward, way: str) -> Step:
     ours, report = copy_step(model, forward, ENABLE[way])
     plain = step(model, forward)
     assert_same_step(plain, ours)
-    assert report.stats.ops_replayed > 0
+    assert report.stats.ops_replayed + report.reruns > 0
     return plain
 
 
@@ -90,7 +95,7 @@ def llama() -> tuple[nn.Module, dict[str, Any]]:
 # ---- key-value caches -------------------------------------------------------------------------
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("name", ["Llama", "GPTBigCode", "GPT2", "Mixtral", "T5", "Whisper"])
 def test_use_cache_gives_gradients_and_a_cache(name: str, way: str) -> None:
     case = CASES[name]
@@ -104,7 +109,7 @@ def test_use_cache_gives_gradients_and_a_cache(name: str, way: str) -> None:
     assert len(plain.extra) == (8 if name in ("T5", "Whisper") else 4)
 
 
-@both_ways
+@all_ways
 def test_dynamic_cache_of_the_caller_is_filled_once(way: str) -> None:
     model, inputs = llama()
 
@@ -128,7 +133,7 @@ def test_torchs_checkpoint_leaves_that_cache_empty(use_reentrant: bool) -> None:
     assert torchs(model, forward, use_reentrant).extra == {}
 
 
-@both_ways
+@all_ways
 def test_static_cache_is_written_in_place_once(way: str) -> None:
     model, inputs = llama()
 
@@ -152,7 +157,7 @@ def two_chunks(inputs: dict[str, Any]) -> Forward:
     return forward
 
 
-@both_ways
+@all_ways
 def test_two_chunks_through_one_cache(way: str) -> None:
     model, inputs = llama()
     plain = check(model, two_chunks(inputs), way)
@@ -167,16 +172,15 @@ def test_torchs_checkpoint_gets_two_chunks_wrong(use_reentrant: bool) -> None:
     assert worst(plain, other) > 0.5
 
 
-@reentrant
 @pytest.mark.parametrize("name", ["Llama", "GPTBigCode", "GPT2", "T5", *MAMBA])
-def test_layer_that_would_be_called_again_refuses_a_cache(name: str, use_reentrant: bool) -> None:
-    """Reentrant autograd with a growing cache and no mask: right loss, gradients of keys lost."""
+def test_reentrant_refuses_a_cache(name: str) -> None:
+    """With a growing cache and no mask the loss would be right, and gradients of keys lost."""
     case = MAMBA.get(name) or CASES[name]
     inputs = case.inputs()
     inputs.pop("attention_mask", None)
-    how = {"method": "rerun", "use_reentrant": use_reentrant}
+    how = {"method": "rerun", "use_reentrant": True}
     with pytest.raises(
-        retape.UsageError, match='"rerun" it would be written twice. Fix: use_cache'
+        retape.UsageError, match="was given a cache.* gets no gradient. Fix: use_reentrant=False"
     ):
         copy_step(
             case.build(),
@@ -185,7 +189,83 @@ def test_layer_that_would_be_called_again_refuses_a_cache(name: str, use_reentra
         )
 
 
-@both_ways
+CACHES: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
+    "dynamic": ("Llama", lambda m: hf.DynamicCache(config=m.config)),
+    "static": ("Llama", lambda m: hf.StaticCache(config=m.config, max_cache_len=16)),
+    "dynamic, sliding": ("GptOss", lambda m: hf.DynamicCache(config=m.config)),
+    "static, sliding": ("GptOss", lambda m: hf.StaticCache(config=m.config, max_cache_len=16)),
+    "states": ("Mamba", lambda m: hf.DynamicCache(config=m.config)),
+    "states and keys": ("Zamba2", lambda m: hf.DynamicCache(config=m.config)),
+}
+
+
+def python_state(value: Any) -> Any:
+    """Which tensors are where, the counters and flags. Not what is in the tensors."""
+    if torch.is_tensor(value):
+        return id(value), value._version, value.grad_fn
+    if isinstance(value, list | tuple):
+        return [python_state(each) for each in value]
+    if isinstance(value, dict):
+        return {key: python_state(each) for key, each in value.items()}
+    return python_state(vars(value)) if type(value).__module__ == hf.cache_utils.__name__ else value
+
+
+@all_ways
+@pytest.mark.parametrize("kind", CACHES)
+def test_backward_leaves_the_cache_as_forward_left_it(kind: str, way: str) -> None:
+    name, make = CACHES[kind]
+    case = MAMBA.get(name) or CASES[name]
+    ids = case.inputs()["input_ids"]
+    model = case.build()
+    report = ENABLE[way](model)
+    cache = make(model)
+    argument = {"cache_params" if name == "Mamba" else "past_key_values": cache}
+    loss = model(input_ids=ids, labels=ids, **argument).loss
+    state, tensors = python_state(cache), content(cache)
+    bits = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    assert bits
+    loss.backward()
+    assert report.stats.ops_replayed + report.reruns > 0
+    assert python_state(cache) == state
+    assert_same_bits({name: t.detach() for name, t in content(cache).items()}, bits, "cache")
+
+
+@all_ways
+def test_gradient_through_the_cache_after_a_first_backward(way: str) -> None:
+    """What a second run wrote is not what the cache's tensors remember."""
+    case = CASES["Llama"]
+    ids = case.inputs()["input_ids"]
+
+    def gradients(enable: Callable[[nn.Module], Any]) -> dict[str, Any]:
+        model = case.build()
+        enable(model)
+        cache = hf.StaticCache(config=model.config, max_cache_len=16)
+        model(input_ids=ids, labels=ids, past_key_values=cache).loss.backward(retain_graph=True)
+        sum(tensor.square().sum() for tensor in content(cache).values()).backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    assert_same_bits(gradients(ENABLE[way]), gradients(lambda _: None), "gradients")
+
+
+@all_ways
+@pytest.mark.parametrize("kind", CACHES)
+def test_cache_is_freed_with_a_graph_that_sees_no_backward(kind: str, way: str) -> None:
+    name, make = CACHES[kind]
+    case = MAMBA.get(name) or CASES[name]
+    ids = case.inputs()["input_ids"]
+    model = case.build()
+    ENABLE[way](model)
+    with retape.memory.Meter() as meter:
+        cache = make(model)
+        argument = {"cache_params" if name == "Mamba" else "past_key_values": cache}
+        loss = model(input_ids=ids, labels=ids, **argument).loss
+        assert meter.current > 0
+        del loss, cache, argument
+        gc.collect()
+        assert meter.current == 0
+
+
+@all_ways
 def test_prefix_tuning(way: str) -> None:
     """The trainable part is what is in the cache before forward begins."""
     model, inputs = llama()
@@ -210,7 +290,7 @@ def test_torchs_checkpoint_can_not_tune_a_prefix(use_reentrant: bool) -> None:
         torchs(model, lambda m: (m(**inputs).loss, {}), use_reentrant)
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["no_dropout", "dropout"])
 def test_pi0_whose_expert_reads_the_cache_of_its_vlm(
@@ -246,13 +326,24 @@ def from_a_state(case: Case) -> Forward:
     return forward
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MAMBA)
 def test_mamba_goes_on_from_a_state(name: str, way: str, dtype: torch.dtype) -> None:
     case = MAMBA[name]
     plain = check(case.build(dtype=dtype), from_a_state(case), way)
     assert len(plain.extra) == 4
+
+
+def test_large_state_that_is_overwritten_raises_when_called_again() -> None:
+    """A first run copies at most 256 KiB of what it overwrites; beyond that, bits are compared."""
+    case = replace(
+        MAMBA["Mamba"],
+        config=lambda: hf.MambaConfig(**{**TEXT, "hidden_size": 512}, conv_kernel=64, **IDS),
+    )
+    with pytest.raises(retape.ReplayMismatch, match='came out different.* use method="replay"'):
+        copy_step(case.build(), from_a_state(case), ENABLE["rerun"])
+    check(case.build(), from_a_state(case), "enable")
 
 
 @reentrant
@@ -268,7 +359,7 @@ def test_torchs_checkpoint_gets_it_wrong_without_a_word(name: str, use_reentrant
     assert worst(plain, other) > 1.0
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("name", MAMBA)
 def test_mamba_trains_through_two_chunks(name: str, way: str) -> None:
     case = MAMBA[name]
@@ -313,7 +404,7 @@ def test_state_that_the_model_overwrites_after_its_layer_needs_a_scope_around_th
 # ---- layers that write elsewhere --------------------------------------------------------------
 
 
-@both_ways
+@all_ways
 def test_keys_and_values_shared_through_a_dict(way: str) -> None:
     """Gemma3n: layers fill a dict from which later layers attend."""
     check(GEMMA3N.build(), GEMMA3N.forward(), way)

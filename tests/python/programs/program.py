@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.python.bits import explain_difference
@@ -108,10 +109,10 @@ def _body(program: Program) -> Iterator[tuple[int, str]]:
         empty = False
 
 
-def source(program: Program) -> str:
-    """The function `program(R, seen)`: R is `retape` or a stand-in that does nothing."""
-    lines = [
-        "def program(R, seen):",
+def _start(program: Program, name: str) -> list[str]:
+    """A function up to where it has its leaves and `forward()`."""
+    return [
+        f"def {name}(R, seen):",
         f"    torch.manual_seed({program.seed % 2**31})",
         f'    gen = seen.generator("gen", {program.seed % 2**31 + 1})',
         *(f"    {line}" for line in program.leaves),
@@ -121,6 +122,13 @@ def source(program: Program) -> str:
         "        return [",
         *(f"            {' + '.join(terms)}," for terms in program.losses),
         "        ]",
+    ]
+
+
+def source(program: Program) -> str:
+    """The function `program(R, seen)`: R is `retape` or a stand-in that does nothing."""
+    lines = [
+        *_start(program, "program"),
         "    losses = forward()",
         "    for i, loss in enumerate(losses):",
         '        seen.value(f"loss {i}", loss)',
@@ -195,9 +203,37 @@ class Recomputing:
 
 
 def compiled(program: Program) -> Callable[[Any, Any], None]:
+    return _function(program, source(program), "program")
+
+
+def _function(program: Program, text: str, name: str) -> Callable[..., Any]:
     names = dict(vars(prelude))
-    exec(compile(source(program), f"program {program.seed}", "exec"), names)
-    return names["program"]
+    exec(compile(text, f"program {program.seed}", "exec"), names)
+    return names[name]
+
+
+def verify(program: Program, **options: Any) -> Any:
+    """The verdict of Retape's own verify, on the program's own scopes. Its backward is verify's."""
+    lines = [*_start(program, "start"), "    return forward"]
+    start = _function(program, "\n".join(lines) + "\n", "start")
+
+    def make_start() -> SimpleNamespace:
+        seen = prelude.Seen()
+        forward = start(retape, seen)
+
+        def outcome() -> tuple[list, list]:
+            losses = [(f"loss {i}", loss) for i, loss in enumerate(forward())]
+            return losses, [(k, v) for k, v in seen.values.items() if v is not None]
+
+        return SimpleNamespace(
+            forward=outcome,
+            leaves=[(k, v) for k, v in seen.leaves.items() if v.requires_grad and v.is_leaf],
+            buffers=lambda: [(k, v) for k, v in seen.leaves.items() if not v.requires_grad],
+            optimize=None,
+            generators=list(seen.generators.values()),
+        )
+
+    return retape._C.verify(make_start, scope=False, may_be_dead=["*"], **options)
 
 
 def run(program: Program, recompute: Recomputing | None = None) -> Outcome:
@@ -237,14 +273,20 @@ def refused(program: Program, plain: Outcome, recomputed: Outcome) -> bool:
 def check(program: Program) -> tuple[str | None, Outcome, Outcome]:
     """What differs from the plain run, if anything, and both outcomes.
 
-    Recomputed twice: under the program's own policies, and with everything dropped.
+    Recomputed twice: under the program's own policies, and with everything dropped; both times
+    observed, and an observer that finds what is not there counts as a difference.
     """
     plain = run(program)
     replayed = 0
     for policy in (None, retape.Policy.full().anchors(False)):
-        recomputed = run(program, Recomputing(policy))
+        with retape._C.Observer() as observer:
+            recomputed = run(program, Recomputing(policy))
         recomputed.ops_replayed = replayed = replayed + recomputed.ops_replayed
         found = difference(plain, recomputed)
         if found is not None and not refused(program, plain, recomputed):
             return f"{found}{' (everything dropped)' if policy else ''}", plain, recomputed
+        if observer.findings and recomputed.error is None:
+            finding = observer.findings[0]
+            text = f"nothing differs, but was found: {finding.kind}, {finding.op}: {finding.what}"
+            return text, plain, recomputed
     return None, plain, recomputed

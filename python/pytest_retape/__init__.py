@@ -1,0 +1,33 @@
+"""pytest plugin: the fixture `assert_same_gradients`.
+
+A package of its own, so that pytest starts without importing torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def assert_same_gradients() -> Callable[..., Any]:
+    """Fails unless a step, recomputed, has every bit of the plain one, and might not have had.
+
+    >>> def test_block(assert_same_gradients):
+    ...     assert_same_gradients(block, x, policy="cheap")
+
+    Takes what `retape.verify` takes and returns its verdict. A vacuous verdict fails too.
+    """
+    import retape
+
+    def check(step_or_model: Any, inputs: Any = None, **options: Any) -> Any:
+        __tracebackhide__ = True
+        verdicts = retape.verify(step_or_model, inputs, **options)
+        for verdict in verdicts if isinstance(verdicts, list) else [verdicts]:
+            if not verdict:
+                pytest.fail(verdict.explain(), pytrace=False)
+        return verdicts
+
+    return check

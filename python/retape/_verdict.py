@@ -1,0 +1,105 @@
+"""The verdict of `retape.verify`, for people and for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retape import _C
+
+_DIFFERENCE = "order step what name differing elements ulps first plain recomputed".split()
+_FINDING = "kind op region source what".split()
+_COUNTS = "tensors_compared values_checked ops_replayed reruns".split()
+
+
+class Verdict:
+    """What came of it. True if equal, and it could have come out otherwise.
+
+    kind: "equal", "different" or "vacuous".
+    differences: tensors that are not the same: what, name, how many elements, how far, the first.
+    findings: what replay did not do as forward did; the first one is where it came from.
+    vacuous: why nothing was proved: nothing was replayed, a gradient is missing in both runs...
+    error: that the recomputed run ended with.
+    """
+
+    def __init__(self, verdict: _C.Verdict, idle: list[str] | None = None) -> None:
+        self._verdict = verdict
+        self._idle = idle or []
+
+    @property
+    def kind(self) -> str:
+        return self._verdict.kind
+
+    @property
+    def differences(self) -> list[_C.Difference]:
+        return self._verdict.differences
+
+    @property
+    def findings(self) -> list[_C.Finding]:
+        return self._verdict.findings
+
+    @property
+    def vacuous(self) -> list[str]:
+        return [*self._verdict.vacuous, *self._idle] if self.kind == "vacuous" else []
+
+    @property
+    def error(self) -> str:
+        return self._verdict.error
+
+    @property
+    def with_tolerance(self) -> bool:
+        return self._verdict.with_tolerance
+
+    @property
+    def tensors_compared(self) -> int:
+        return self._verdict.tensors_compared
+
+    @property
+    def values_checked(self) -> int:
+        return self._verdict.values_checked
+
+    @property
+    def ops_replayed(self) -> int:
+        return self._verdict.ops_replayed
+
+    @property
+    def reruns(self) -> int:
+        return self._verdict.reruns
+
+    @property
+    def orders(self) -> list[str]:
+        return self._verdict.orders
+
+    def explain(self) -> str:
+        """Lines for people."""
+        lines = [self._verdict.explain().rstrip()]
+        lines += [f"  {reason}" for reason in self._idle if self.kind == "vacuous"]
+        return "\n".join(lines)
+
+    def raise_if_different(self) -> None:
+        """ReplayMismatch if different, Error if vacuous: only a proof passes."""
+        if self.kind == "different":
+            raise _C.ReplayMismatch(f"[verify] {self.explain()}")
+        if self.kind == "vacuous":
+            raise _C.Error(f"[verify] {self.explain()}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What goes into JSON."""
+        return {
+            "kind": self.kind,
+            **{name: getattr(self, name) for name in _COUNTS},
+            "with_tolerance": self.with_tolerance,
+            "orders": list(self.orders),
+            "vacuous": self.vacuous,
+            "error": self.error,
+            "differences": [{n: getattr(d, n) for n in _DIFFERENCE} for d in self.differences],
+            "findings": [{n: getattr(f, n) for n in _FINDING} for f in self.findings],
+        }
+
+    def __bool__(self) -> bool:
+        return self.kind == "equal"
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def __repr__(self) -> str:
+        return f"<retape.Verdict {self.kind}: {self.tensors_compared} tensors>"

@@ -1,0 +1,204 @@
+"""verify: the same step plain and recomputed, compared bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import retape
+from retape import _C, _choice
+from retape._recompute import PolicyLike, as_policy
+from retape._step import (
+    LossLike,
+    Maker,
+    OptimizerLike,
+    Step,
+    made,
+    same_python_numbers,
+    same_state,
+)
+from retape._verdict import Verdict
+
+Subject = nn.Module | Step | Callable[[], Any]
+
+
+def verify(
+    subject: Subject,
+    inputs: Any = None,
+    *,
+    policy: PolicyLike | Sequence[PolicyLike] = "full",
+    layers: _choice.LayersLike = None,
+    method: str = "replay",
+    loss: LossLike | None = None,
+    steps: int = 1,
+    optimizer: OptimizerLike | None = None,
+    orders: bool = False,
+    dtype: torch.dtype | str | None = None,
+    tolerance: Mapping[torch.dtype, tuple[float, float]] | None = None,
+    may_be_dead: Sequence[str] = (),
+    regions: Sequence[str] = (),
+    plain_twice: bool = True,
+) -> Verdict | list[Verdict]:
+    """Run a training step plain and recomputed, from the same state, and compare every bit.
+
+    >>> retape.verify(model, batch, policy="cheap").raise_if_different()
+
+    subject: a model, which is copied for every run; or a function without arguments that makes
+        `(model, inputs)` or a `retape.Step`, called for every run with the same random numbers; or a
+        `retape.Step` over objects that exist.
+    inputs: of a model: a tuple or list, a dict of keyword arguments, or one tensor. Float tensors
+        that require grad have their gradients compared too.
+    policy: of a scope around forward, or of each layer. A list gives a list of verdicts.
+    layers: as in `retape.enable`, on the copy; "auto" for the layers that `enable` finds itself. None:
+        one scope around the whole forward.
+    method: "replay"; or "rerun", which calls layers (or all of forward) again.
+    loss: what to run backward from: `loss(output)`, one scalar or several by name. Without it: the
+        output's `.loss`; or the output, if it is one number; or a weighed mean of every float tensor
+        in it, each a loss of its own (element i weighs sin(0.7 i): a plain mean, or the mean square,
+        is a constant behind a LayerNorm).
+    steps: forward, backward and optimizer, so many times, compared after each.
+    optimizer: makes one from a list of parameters; `torch.optim.SGD` with lr=0.1 where steps > 1.
+    orders: also losses one by one in each order, backward twice, two forwards then one backward.
+    dtype: of parameters and float inputs: torch.bfloat16, or "bfloat16".
+    tolerance: `{torch.float32: (rtol, atol)}`; without it, bit for bit.
+    may_be_dead: names of parameters that get no gradient, or zeros; "head.*" for all that begin so.
+    regions: names that must have run and been recomputed.
+    plain_twice: is the plain step equal to itself?
+
+    Equal means that outputs, losses, gradients, buffers and generators have the same bits, and that
+    they might not have had: see `Verdict.vacuous`. An exception of the plain run passes through.
+    """
+    if isinstance(policy, (list, tuple)):
+        options = {k: v for k, v in locals().items() if k not in ("subject", "inputs", "policy")}
+        return [verify(subject, inputs, policy=each, **options) for each in policy]
+    if steps > 1 and optimizer is None:
+        optimizer = partial(torch.optim.SGD, lr=0.1)
+    whole = layers is None
+    reports: list[retape.Enabled] = []
+    maker = Maker(
+        loss,
+        optimizer,
+        _dtype(dtype),
+        _nothing if whole else _enabler(reports, layers, policy, method),
+        _rerun if whole and method == "rerun" else _call,
+    )
+    with contextlib.ExitStack() as stack:
+        put_numbers_back = stack.enter_context(same_python_numbers())
+        make = _starts(subject, inputs, maker, stack)
+
+        def make_start() -> Any:
+            put_numbers_back()
+            _take_out(reports)
+            return make()
+
+        stack.callback(_take_out, reports)
+        verdict = _C.verify(
+            make_start,
+            policy=as_policy(policy),
+            scope=whole and _check_method(method) == "replay",
+            steps=steps,
+            orders=orders,
+            plain_twice=plain_twice,
+            tolerance=dict(tolerance or {}),
+            regions=list(regions),
+            may_be_dead=list(may_be_dead),
+        )
+        return Verdict(verdict, _idle(reports))
+
+
+def _starts(
+    subject: Subject, inputs: Any, maker: Maker, stack: contextlib.ExitStack
+) -> Callable[[], Any]:
+    if isinstance(subject, nn.Module):
+        if inputs is None:
+            raise _C.UsageError(
+                "[verify] a model needs inputs. Fix: retape.verify(model, inputs); () for none."
+            )
+        return partial(maker.of_model, subject, inputs, copy=True)
+    if inputs is not None:
+        raise _C.UsageError(
+            "[verify] inputs are for a model; a step or a function has its own. Fix: leave them out."
+        )
+    if isinstance(subject, Step):
+        put_state_back = stack.enter_context(same_state(subject))
+
+        def start() -> Any:
+            put_state_back()
+            return maker.of_step(subject)
+
+        return start
+    if not callable(subject):
+        raise _C.UsageError(
+            "[verify] expected a model, a retape.Step or a function that makes one, got "
+            f"{type(subject).__name__}."
+        )
+
+    def from_factory() -> Any:
+        product = made(subject)
+        if isinstance(product, Step):
+            return maker.of_step(product)
+        return maker.of_model(*product, copy=False)
+
+    return from_factory
+
+
+def _nothing(model: nn.Module) -> None:
+    pass
+
+
+def _call(forward: Callable[[], Any]) -> Any:
+    return forward()
+
+
+def _rerun(forward: Callable[[], Any]) -> Any:
+    return retape.checkpoint(forward, method="rerun", name="forward")
+
+
+def _enabler(
+    reports: list[retape.Enabled],
+    layers: _choice.LayersLike,
+    policy: PolicyLike,
+    method: str,
+) -> Callable[[nn.Module], None]:
+    chosen = None if isinstance(layers, str) and layers == "auto" else layers
+
+    def switch_on(model: nn.Module) -> None:
+        reports.append(retape.enable(model, chosen, policy, method))
+
+    return switch_on
+
+
+def _take_out(reports: list[retape.Enabled]) -> None:
+    """Layers of a live step are those of the next start too. Their counts can still be read."""
+    for report in reports:
+        report.__exit__(RuntimeError, None, None)  # no warning of layers that are idle
+
+
+def _idle(reports: list[retape.Enabled]) -> list[str]:
+    """Why layers recomputed nothing in any run; nothing, if one did."""
+    if not reports or any(report.calls for report in reports):
+        return []
+    reasons = dict.fromkeys(reason for report in reports for reason in report.idle.values())
+    return [f"layers: {reason}" for reason in reasons]
+
+
+def _check_method(method: str) -> str:
+    if method not in ("replay", "rerun"):
+        raise _C.UsageError(f'[verify] expected method="replay" or "rerun", got {method!r}.')
+    return method
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise _C.UsageError(
+            f'[verify] expected a floating dtype, got {dtype!r}. Fix: "bfloat16", torch.float64...'
+        )
+    return found

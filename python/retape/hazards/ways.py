@@ -1,0 +1,90 @@
+"""The ways to run a region of forward that the table puts side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+import retape
+
+
+class Way:
+    """Calls functions in one way, and counts what was done again for backward."""
+
+    key: str
+    label: str
+    ours = False
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.regions = 0
+        self._calls = 0
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.regions += 1
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            return function(*args, **kwargs)
+
+        return self.run(counted, *args, **kwargs)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def again(self) -> int:
+        """Calls of functions beyond the first; for replay, ops."""
+        return max(0, self._calls - self.regions)
+
+
+class Plain(Way):
+    key, label = "plain", "plain"
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+
+class Torch(Way):
+    key, label = "torch", "torch"
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return torch_checkpoint(function, *args, use_reentrant=False, **self.options, **kwargs)
+
+
+class TorchReentrant(Way):
+    key, label = "torch_reentrant", "torch, reentrant"
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return torch_checkpoint(function, *args, use_reentrant=True, **self.options, **kwargs)
+
+
+class Replay(Way):
+    key, label, ours = "replay", "Retape", True
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self._scopes: list[Any] = []
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # The body of retape.checkpoint(function, ...), with the scope in hand to ask for its counts.
+        scope = retape.recompute(retape.Policy.full().anchors(False))
+        self._scopes.append(scope)
+        with scope:
+            return function(*args, **kwargs)
+
+    @property
+    def again(self) -> int:
+        return sum(scope.stats.ops_replayed for scope in self._scopes)
+
+
+class Rerun(Way):
+    key, label, ours = "rerun", "Retape, rerun", True
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return retape.checkpoint(function, *args, method="rerun", **self.options, **kwargs)
+
+
+WAYS: tuple[type[Way], ...] = (Plain, Torch, TorchReentrant, Replay, Rerun)

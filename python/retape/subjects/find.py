@@ -1,0 +1,169 @@
+"""What a subject's name on the command line stands for.
+
+    demo:gpt                  built in
+    fault:one-ulp             built in: where that fault strikes
+    hf:GPTBigCode             Hugging Face, tiny and random
+    package.module:factory    a function of yours that makes (model, inputs) or a retape.Step
+
+A kind of subject is one line in KINDS.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retape._C import UsageError
+
+
+class NotBuilt(Exception):
+    """A subject that cannot be made here, and why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`make(dtype, seed)` gives what `retape.verify` takes, its inputs, and options for it."""
+
+    name: str
+    make: Callable[[torch.dtype | None, int], tuple[Any, Any, dict[str, Any]]]
+    is_users: bool = field(default=False)  # its code is run
+
+
+def find(name: str) -> Subject:
+    """UsageError, with the closest spelling, if there is no such subject."""
+    kind, _, rest = name.partition(":")
+    if not rest:
+        raise UsageError(
+            f"[verify] expected a subject like demo:gpt, hf:Llama or package.module:factory, "
+            f"got {name!r}.{_offer(name, [*demos(), 'hf:'])}"
+        )
+    return KINDS.get(kind, _imported)(name, rest)
+
+
+def demos() -> list[str]:
+    from retape.subjects import demo
+
+    return [f"demo:{name}" for name in demo.DEMOS]
+
+
+def hf_names() -> list[str]:
+    """Every architecture of the installed transformers, as subjects."""
+    from retape.subjects import hf
+
+    return [f"hf:{name}" for name in hf.architectures()]
+
+
+def _demo(name: str, rest: str) -> Subject:
+    from retape.subjects import demo
+
+    factory = demo.DEMOS.get(rest)
+    if factory is None:
+        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, demos())}")
+
+    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, inputs = factory(seed)
+        return model, inputs, {"dtype": dtype}
+
+    return Subject(name, make)
+
+
+def _hf(name: str, rest: str) -> Subject:
+    from retape.subjects import hf
+
+    known = hf.architectures()
+    if rest not in known and not _is_model_class(rest):
+        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(rest, known, 'hf:')}")
+
+    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+        try:
+            model, inputs = hf.build(rest, dtype or torch.float32, seed)
+        except hf.NotBuilt as error:
+            raise NotBuilt(error.reason) from error
+        patterns = hf.expected_dead(rest, model)
+        dead = [n for n, _ in model.named_parameters() if any(re.search(p, n) for p in patterns)]
+        return model, inputs, {"may_be_dead": tuple(dead)}
+
+    return Subject(name, make)
+
+
+def _is_model_class(name: str) -> bool:
+    import transformers
+
+    found = getattr(transformers, name, None)
+    return isinstance(found, type) and issubclass(found, torch.nn.Module)
+
+
+def _imported(name: str, rest: str) -> Subject:
+    module_name = name.partition(":")[0]
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # the module is there; something that it needs is not
+        kinds = [*KINDS, *(path.stem for path in Path.cwd().glob("*.py"))]
+        raise UsageError(
+            f"[verify] no module {module_name!r} for the subject {name!r}, here or installed."
+            f"{_offer(module_name, kinds)}"
+        ) from error
+    factory: Any = module
+    for part in rest.split("."):
+        if not hasattr(factory, part):
+            names = [each for each in dir(factory) if not each.startswith("_")]
+            raise UsageError(f"[verify] {module_name} has no {rest!r}.{_offer(part, names)}")
+        factory = getattr(factory, part)
+    if not callable(factory) or isinstance(factory, torch.nn.Module):
+        raise UsageError(
+            f"[verify] {name}: expected a function without arguments, got "
+            f"{type(factory).__name__}. Fix: def factory(): return model, inputs."
+        )
+
+    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+        def seeded() -> Any:
+            torch.manual_seed(seed)
+            return factory()
+
+        return seeded, None, {"dtype": dtype}
+
+    return Subject(name, make, is_users=True)
+
+
+def _fault(name: str, rest: str) -> Subject:
+    from retape.subjects import faults
+
+    program = faults.PROGRAMS.get(rest)
+    if program is None:
+        raise UsageError(
+            f"[verify] no such subject: {name!r}.{_offer(rest, list(faults.PROGRAMS), 'fault:')}"
+        )
+
+    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, inputs = program.build()
+        return model, inputs, {"dtype": dtype}
+
+    return Subject(name, make)
+
+
+KINDS: dict[str, Callable[[str, str], Subject]] = {"demo": _demo, "fault": _fault, "hf": _hf}
+
+
+def _offer(word: str, known: Sequence[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean {prefix}{close[0]}?"
+    few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    return f" There is: {few}." if known else ""

@@ -1,0 +1,178 @@
+"""Hugging Face architectures as subjects: tiny, random, in train mode, with one batch. No download.
+
+>>> names = architectures()                     # every one in the installed transformers
+>>> model, inputs = build("GPTBigCode")         # or a class: build("BertForMultipleChoice")
+>>> loss(model(**inputs)).backward()
+
+What cannot be built says why: `NotBuilt`. transformers is imported only when something is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class NotBuilt(RuntimeError):
+    """This architecture cannot be built here; `reason` says why, in a few words."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"[subjects.hf] {name} was not built: {reason}")
+        self.name, self.reason = name, reason
+
+
+def architectures() -> list[str]:
+    """Names as `build` takes them: of the config classes that have a model to train."""
+    _transformers("architectures")
+    from retape.subjects.hf_heads import heads
+
+    return list(heads())
+
+
+def build(
+    name: str, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A small model in train mode and keyword arguments for it. Same seed, same bits.
+
+    name: one of `architectures()`, or a model class of transformers.
+    Leaves the default generator as it was. Raises NotBuilt.
+    """
+    hf = _transformers(name)
+    from retape.subjects.hf_exceptions import EXCEPTIONS, NOT_BUILT, Exceptional
+    from retape.subjects.hf_heads import head_of
+
+    if name in NOT_BUILT:
+        raise NotBuilt(name, NOT_BUILT[name])
+    rule = EXCEPTIONS.get(name, Exceptional())
+    class_name = rule.model or head_of(name) or name
+    model_class = getattr(hf, class_name, None)
+    if model_class is None:
+        raise NotBuilt(name, f"transformers {hf.__version__} has no class {class_name}")
+    with torch.random.fork_rng(devices=[]), _silence(hf):
+        try:
+            model, inputs = _build(model_class, rule, dtype, seed)
+            _try(model, inputs)
+        except ImportError as error:
+            raise NotBuilt(name, _missing(error)) from error
+        except Exception as error:
+            raise NotBuilt(name, f"{type(error).__name__}: {_first_line(error)}") from error
+    return model, inputs
+
+
+def expected_dead(name: str, model: nn.Module) -> list[str]:
+    """Patterns of parameters that rightly get no gradient there: unused by the head, or cut off.
+
+    Only patterns that match a parameter of this model. `hf_dead` has the reason of each.
+    """
+    from retape.subjects.hf_dead import patterns
+
+    parameters = [parameter for parameter, _ in model.named_parameters()]
+    return [p for p in patterns(name) if any(re.search(p, parameter) for parameter in parameters)]
+
+
+def loss(outputs: Any) -> torch.Tensor:
+    """The model's own loss; without one, a sum over all that it returned, each value weighed apart."""
+    own = getattr(outputs, "loss", None)
+    if torch.is_tensor(own):
+        return own.sum()
+    terms = [_weighed(tensor) for tensor in _tensors(outputs) if tensor.requires_grad]
+    if not terms:
+        raise ValueError("[subjects.hf] nothing that the model returned requires a gradient")
+    return torch.stack(terms).sum()
+
+
+def _build(model_class: type, rule: Any, dtype: torch.dtype, seed: int) -> tuple[nn.Module, Any]:
+    from retape.subjects.hf_inputs import batch_for
+    from retape.subjects.tiny_config import tiny
+
+    torch.manual_seed(seed)
+    config = tiny(model_class.config_class, rule.changes, rule.keep)
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # some begin at 0, and so would their gradients
+            if parameter.is_floating_point():
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    model.float().train()
+    torch.manual_seed(seed + 1)
+    inputs = batch_for(model, rule.early)
+    if rule.inputs:
+        inputs = rule.inputs(model, inputs)
+    return model.to(dtype).train(), {key: _cast(value, dtype) for key, value in inputs.items()}
+
+
+def _try(model: nn.Module, inputs: dict[str, Any]) -> None:
+    """One forward of a copy: whoever gets a subject can train it."""
+    value = loss(copy.deepcopy(model)(**copy.deepcopy(inputs)))
+    if not value.requires_grad:
+        raise ValueError("its loss does not require a gradient: forward is for inference only")
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if torch.is_tensor(value) and value.is_floating_point():
+        return value.to(dtype)
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return value
+
+
+def _weighed(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain mean would be constant behind a LayerNorm: no gradient."""
+    weights = torch.arange(tensor.numel(), dtype=torch.float32).mul(0.7).sin().reshape(tensor.shape)
+    return (tensor.float() * weights).mean()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if torch.is_tensor(value):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _transformers(what: str) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(
+            f"[subjects.hf] {what}: expected the package transformers, got {error}. "
+            "Fix: pip install transformers"
+        ) from error
+    return transformers
+
+
+@contextlib.contextmanager
+def _silence(hf: Any) -> Iterator[None]:
+    """Small vocabularies make every config warn."""
+    level = hf.logging.get_verbosity()
+    hf.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hf.logging.set_verbosity(level)
+
+
+def _missing(error: ImportError) -> str:
+    packages = re.findall(r"requires the (\w+) library", str(error))
+    return f"needs the package {' and '.join(packages)}" if packages else _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines[1:] if "validation error" in str(error) and len(lines) > 1 else lines
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,250 @@
+"""Batches of architectures whose forward takes what no rule could guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from retape.subjects.hf_inputs import BATCH, LENGTH, Batch, channels, side, words
+
+
+def without(*names: str) -> Callable[[Any, Batch], Batch]:
+    return lambda model, batch: {k: v for k, v in batch.items() if k not in names}
+
+
+def series(model: Any, batch: Batch) -> Batch:
+    """Of the forecasting models: a past, and the future to be guessed."""
+    config = model.config
+    past = config.context_length + max(config.lags_sequence)
+    future, marks = config.prediction_length, config.num_time_features
+    return {
+        "past_values": torch.randn(BATCH, past),
+        "past_time_features": torch.randn(BATCH, past, marks),
+        "past_observed_mask": torch.ones(BATCH, past),
+        "future_values": torch.randn(BATCH, future),
+        "future_time_features": torch.randn(BATCH, future, marks),
+    }
+
+
+def trajectory(model: Any, batch: Batch) -> Batch:
+    config = model.config
+    return {
+        "states": torch.randn(BATCH, LENGTH, config.state_dim),
+        "actions": torch.randn(BATCH, LENGTH, config.act_dim),
+        "rewards": torch.randn(BATCH, LENGTH, 1),
+        "returns_to_go": torch.randn(BATCH, LENGTH, 1),
+        "timesteps": torch.arange(LENGTH).repeat(BATCH, 1),
+        "attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.long),
+    }
+
+
+def two_texts(model: Any, batch: Batch) -> Batch:
+    return {**batch, "decoder_input_ids": words(model), "labels": words(model)}
+
+
+def pair_of_images(model: Any, batch: Batch) -> Batch:
+    return {"pixel_values": torch.randn(BATCH, 2, channels(model), *side(model))}
+
+
+def qformer(model: Any, batch: Batch) -> Batch:
+    ids = words(model)
+    return {**batch, "qformer_input_ids": ids, "qformer_attention_mask": torch.ones_like(ids)}
+
+
+def mono(model: Any, batch: Batch) -> Batch:
+    return {**batch, "input_values": torch.randn(BATCH, 1, 4000)}
+
+
+def global_attention(model: Any, batch: Batch) -> Batch:
+    mask = torch.zeros_like(batch["input_ids"])
+    mask[:, 0] = 1
+    return {**batch, "global_attention_mask": mask}
+
+
+def entities(model: Any, batch: Batch) -> Batch:
+    ids = torch.randint(3, model.config.entity_vocab_size, (BATCH, 3))
+    places = torch.full((BATCH, 3, model.config.max_mention_length), -1)
+    places[..., 0] = torch.arange(3)
+    labels = {"entity_labels": ids, "entity_position_ids": places}
+    return {**batch, "entity_ids": ids, "entity_attention_mask": torch.ones_like(ids), **labels}
+
+
+def visual_regions(model: Any, batch: Batch) -> Batch:
+    """Of Lxmert: features and boxes of what a detector would have found."""
+    config = model.config
+    return {
+        **{k: v for k, v in batch.items() if k != "labels"},
+        "visual_feats": torch.randn(BATCH, 4, config.visual_feat_dim),
+        "visual_pos": torch.rand(BATCH, 4, config.visual_pos_dim),
+    }
+
+
+def visual_bert(model: Any, batch: Batch) -> Batch:
+    embeds = torch.randn(BATCH, 4, model.config.visual_embedding_dim)
+    ones = torch.ones(BATCH, 4, dtype=torch.long)
+    labels = torch.cat([batch["input_ids"], torch.full((BATCH, 4), -100)], dim=1)
+    seen = {"visual_embeds": embeds, "visual_attention_mask": ones, "visual_token_type_ids": ones}
+    return {**batch, **seen, "labels": labels}
+
+
+def question(model: Any, batch: Batch) -> Batch:
+    ids = batch["input_ids"].clone()
+    ids[:, 3] = model.config.question_token_id
+    answer = {
+        "start_positions": torch.tensor([[5], [6]]),
+        "end_positions": torch.tensor([[7], [8]]),
+    }
+    return {**batch, "input_ids": ids, "question_positions": torch.tensor([[3], [3]]), **answer}
+
+
+def shapes_of_words(model: Any, batch: Batch) -> Batch:
+    shapes = torch.randint(0, model.config.shape_vocab_size, (BATCH, LENGTH))
+    sounds = torch.randint(0, model.config.pronunciation_vocab_size, (BATCH, LENGTH))
+    return {**batch, "input_shape_ids": shapes, "input_pronunciation_ids": sounds}
+
+
+def axial_length(model: Any, batch: Batch) -> Batch:
+    ids = words(model, 16)  # exactly the product of its axes
+    return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def spectrogram(model: Any, batch: Batch) -> Batch:
+    config = model.config
+    return {**batch, "input_values": torch.randn(BATCH, config.max_length, config.num_mel_bins)}
+
+
+def decoder_words(model: Any, batch: Batch) -> Batch:
+    return {**batch, "decoder_input_ids": words(model)}
+
+
+def tiles(model: Any, batch: Batch) -> Batch:
+    """Of LlavaNext: the whole image, then its tiles."""
+    images = torch.randn(BATCH, 2, channels(model), *side(model))
+    return {**batch, "pixel_values": images}
+
+
+def siglip2_patches(model: Any, batch: Batch) -> Batch:
+    patch = model.config.vision_config.patch_size
+    return {
+        **batch,
+        "pixel_values": torch.randn(BATCH, 16, 3 * patch * patch),
+        "pixel_attention_mask": torch.ones(BATCH, 16, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[4, 4]] * BATCH),
+    }
+
+
+def latents(model: Any, batch: Batch) -> Batch:
+    ids = torch.randint(3, model.config.vocab_size, (BATCH, model.config.max_position_embeddings))
+    return {"inputs": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def parts_of_pages(model: Any, batch: Batch) -> Batch:
+    box = torch.rand(BATCH, LENGTH, 4).sort(dim=-1).values
+    return {**batch, "bbox": box}
+
+
+def mllama_batch(model: Any, batch: Batch) -> Batch:
+    count = model.config.vision_config.max_num_tiles
+    mask = torch.ones(BATCH, batch["input_ids"].shape[1], 1, count, dtype=torch.long)
+    return {
+        **batch,
+        "pixel_values": torch.randn(BATCH, 1, count, 3, *side(model)),
+        "aspect_ratio_ids": torch.ones(BATCH, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(BATCH, 1, count, dtype=torch.long),
+        "cross_attention_mask": mask,
+    }
+
+
+def idefics_batch(model: Any, batch: Batch) -> Batch:
+    pixels = torch.randn(BATCH, 1, 3, *side(model))
+    mask = torch.ones(BATCH, batch["input_ids"].shape[1], 1, dtype=torch.long)
+    return {**batch, "pixel_values": pixels, "image_attention_mask": mask}
+
+
+def kosmos2_batch(model: Any, batch: Batch) -> Batch:
+    count = model.config.latent_query_num
+    ids = torch.cat([torch.full((BATCH, count), 5), batch["input_ids"]], dim=1)
+    mask = torch.zeros_like(ids)
+    mask[:, :count] = 1
+    labels = ids.masked_fill(mask.bool(), -100)
+    rest = {"image_embeds_position_mask": mask, "attention_mask": torch.ones_like(ids)}
+    return {**batch, "input_ids": ids, "labels": labels, **rest}
+
+
+def channels_of_codes(model: Any, batch: Batch) -> Batch:
+    """Of Dia: a token per codebook and step."""
+    count = model.config.decoder_config.num_channels
+    high = model.config.decoder_config.vocab_size - 1
+    ids = torch.randint(0, high, (BATCH, LENGTH, count))
+    return {**batch, "decoder_input_ids": ids, "labels": ids.transpose(1, 2).reshape(-1, LENGTH)}
+
+
+def long_past(model: Any, batch: Batch) -> Batch:
+    return {"past_values": torch.randn(BATCH, model.config.context_length)}
+
+
+def pi0_batch(model: Any, batch: Batch) -> Batch:
+    config = model.config
+    batch = {k: v for k, v in batch.items() if k not in ("labels", "token_type_ids")}
+    return {
+        **batch,
+        "pixel_attention_mask": torch.ones(BATCH, 1, dtype=torch.bool),
+        "state": torch.randn(BATCH, config.max_state_dim),
+        "actions": torch.randn(BATCH, config.chunk_size, config.max_action_dim),
+    }
+
+
+def clvp_batch(model: Any, batch: Batch) -> Batch:
+    mels = model.config.decoder_config.feature_size
+    return {
+        "input_ids": words(model),
+        "input_features": torch.randn(BATCH, mels, 12),
+        "return_loss": True,
+    }
+
+
+def prompted(model: Any, batch: Batch) -> Batch:
+    """Of SegGpt: an image, an example of the same size, and the example's mask."""
+    height, width = model.config.image_size
+    image, example, mask, label = torch.randn(4, BATCH, 3, height // 2, width)
+    return {
+        "pixel_values": image,
+        "prompt_pixel_values": example,
+        "prompt_masks": mask,
+        "labels": label,
+    }
+
+
+def flattened(model: Any, batch: Batch) -> Batch:
+    """Of Pix2Struct and Kosmos2.5: row, column, then the pixels of a patch."""
+    config = model.config.vision_config
+    patches = torch.randn(BATCH, 4, 2 + config.patch_embed_hidden_size)
+    patches[..., :2] = torch.tensor([[1, 1], [1, 2], [2, 1], [2, 2]])
+    return {**batch, "flattened_patches": patches, "attention_mask": torch.ones(BATCH, 4)}
+
+
+def codes(model: Any, batch: Batch) -> Batch:
+    """Of Musicgen: one row of tokens per codebook."""
+    decoder = model.config.decoder
+    ids = torch.randint(0, decoder.vocab_size - 1, (BATCH * decoder.num_codebooks, LENGTH))
+    labels = torch.randint(0, decoder.vocab_size - 1, (BATCH, LENGTH, decoder.num_codebooks))
+    return {**batch, "decoder_input_ids": ids, "labels": labels}
+
+
+def codec_latents(model: Any, batch: Batch) -> Batch:
+    return {"latents": torch.randn(BATCH, model.config.hidden_size, 8)}
+
+
+def embedded_sound(model: Any, batch: Batch) -> Batch:
+    sound = torch.randn(BATCH, LENGTH, model.config.d_model)
+    return {"input_features": sound, "labels": batch["labels"]}
+
+
+def one_image_each(model: Any, batch: Batch) -> Batch:
+    return {**batch, "pixel_values": batch["pixel_values"][:, None]}
+
+
+def rows_of_pixels(model: Any, batch: Batch) -> Batch:
+    return {**batch, "pixel_values": torch.randn(BATCH, 4, 3 * model.config.patch_size**2)}

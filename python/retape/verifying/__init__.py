@@ -1,0 +1,1 @@
+"""`retape verify`: cases, a row for each, reports of them."""

@@ -1,0 +1,187 @@
+"""One row: a subject, a policy, a dtype, and what came of verifying them."""
+
+from __future__ import annotations
+
+import shlex
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import retape
+from retape import _C
+from retape._step import made
+from retape._verdict import Verdict
+from retape.subjects.find import NotBuilt, find
+
+EQUAL, DIFFERENT, VACUOUS, NOT_BUILT = "equal", "different", "vacuous", "not built"
+KINDS = (DIFFERENT, VACUOUS, NOT_BUILT, EQUAL)  # the worst first
+
+
+@dataclass(frozen=True)
+class Case:
+    subject: str
+    policy: str = "full"
+    dtype: str | None = None  # as the subject makes it
+    layers: tuple[str, ...] = ()  # none: one scope around all of it
+    method: str = "replay"
+    steps: int = 1
+    orders: bool = False
+    seed: int = 0
+    fault: str | None = None  # injected
+
+    @property
+    def command(self) -> str:
+        """A line that runs just this again."""
+        words = ["retape", "verify", self.subject]
+        words += ["--policy", self.policy] if self.method == "replay" else []
+        words += ["--dtype", self.dtype] if self.dtype else []
+        for layer in self.layers:
+            words += ["--layers", layer]
+        words += ["--method", self.method] if self.method != "replay" else []
+        words += ["--steps", str(self.steps)] if self.steps != 1 else []
+        words += ["--orders"] if self.orders else []
+        words += ["--seed", str(self.seed)] if self.seed else []
+        words += ["--inject", self.fault] if self.fault else []
+        return shlex.join(words)
+
+    @property
+    def how(self) -> str:
+        """What is recomputed: a policy, or a second call, and of what."""
+        what = self.policy if self.method == "replay" else self.method
+        if self.layers:
+            what += f", layers {' '.join(self.layers)}"
+        return what
+
+
+@dataclass
+class Result:
+    case: Case
+    kind: str
+    verdict: Verdict | None = None
+    reason: str = ""  # why it was not built
+    seconds: float = 0.0
+    hits: int = 0  # times that the injected fault struck
+
+    @property
+    def cause(self) -> str:
+        """One line: where it came from, or why it proves nothing."""
+        if self.verdict is None:
+            return self.reason
+        return cause_of(self.verdict)
+
+    @property
+    def explanation(self) -> str:
+        return self.reason if self.verdict is None else self.verdict.explain()
+
+    def to_dict(self) -> dict[str, Any]:
+        case = self.case
+        return {
+            "subject": case.subject,
+            "policy": case.policy,
+            "dtype": case.dtype,
+            "layers": list(case.layers),
+            "method": case.method,
+            "steps": case.steps,
+            "orders": case.orders,
+            "seed": case.seed,
+            "fault": case.fault,
+            "fault_hits": self.hits,
+            "kind": self.kind,
+            "cause": self.cause,
+            "command": case.command,
+            "seconds": round(self.seconds, 4),
+            "verdict": None if self.verdict is None else self.verdict.to_dict(),
+        }
+
+
+def cause_of(verdict: Verdict) -> str:
+    if verdict.kind == VACUOUS:
+        return "; ".join(verdict.vacuous)
+    if verdict.findings:
+        return finding_line(verdict.findings[0])
+    if verdict.error:
+        return verdict.error.splitlines()[0]
+    if verdict.differences:
+        first = verdict.differences[0]
+        more = len(verdict.differences) - 1
+        text = f"{first.what} {first.name}: {first.differing} of {first.elements} elements"
+        return text + (f", and {more} more tensors" if more else "")
+    return ""
+
+
+def finding_line(finding: _C.Finding) -> str:
+    where = ", ".join(each for each in (finding.op, finding.source) if each)
+    return f"{finding.kind}: {where + ': ' if where else ''}{finding.what}"
+
+
+def run(case: Case, one_of_many: bool = False) -> Result:
+    """Whatever keeps the plain step from running is the reason why it was not built. UsageError passes
+    through, unless it is one of many cases, which nobody named."""
+    started = time.perf_counter()
+    fault = injected(case.fault)
+    try:
+        with fault:
+            verdict = _verify(case)
+    except NotBuilt as error:
+        result = Result(case, NOT_BUILT, reason=str(error))
+    except retape.UsageError as error:
+        if not one_of_many:
+            raise
+        result = Result(case, NOT_BUILT, reason=str(error).removeprefix("[verify] "))
+    except Exception as error:
+        result = Result(case, NOT_BUILT, reason=_plain_error(error))
+    else:
+        result = Result(case, verdict.kind, verdict)
+    result.seconds = time.perf_counter() - started
+    result.hits = fault.hits
+    return result
+
+
+def _verify(case: Case) -> Verdict:
+    dtype = None if case.dtype is None else getattr(torch, case.dtype)
+    subject, inputs, options = find(case.subject).make(dtype, case.seed)
+    if inputs is None:
+        made(subject)  # a factory that makes no sense is told so before anything is compared
+    layers: Any = list(case.layers) or None
+    if case.layers == ("auto",):
+        layers = "auto"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(case.seed)
+        return retape.verify(
+            subject,
+            inputs,
+            policy=case.policy,
+            layers=layers,
+            method=case.method,
+            steps=case.steps,
+            orders=case.orders,
+            **options,
+        )
+
+
+class injected:
+    """While it is entered, a fault strikes, `hits` times; None: none does."""
+
+    def __init__(self, fault: str | None) -> None:
+        self.fault = fault
+        self.hits = 0
+
+    def __enter__(self) -> None:
+        if self.fault is not None:
+            _C.inject(self.fault)
+
+    def __exit__(self, *_: object) -> None:
+        if self.fault is not None:
+            self.hits = _C.fault_hits()
+            _C.inject("")
+
+
+def _plain_error(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    first = lines[0] if lines else "no message"
+    name = frame.filename.rsplit("/", 1)[-1]
+    return f"the plain step raises {type(error).__name__}: {first} ({name}:{frame.lineno})"

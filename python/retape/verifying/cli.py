@@ -1,0 +1,292 @@
+"""`retape verify`: is a step, recomputed, the same step, bit for bit?"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+import retape
+from retape import _artefact
+from retape._text import Exit
+from retape.subjects import find
+from retape.verifying import case as cases
+from retape.verifying import faults, junit, table
+from retape.verifying.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Case, Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+POLICIES = ("full", "cheap", "none")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+Outcome = tuple[Exit, dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subjects",
+        nargs="*",
+        metavar="subject",
+        help="demo:gpt, demo:mixed, hf:NAME (Hugging Face, tiny and random), or "
+        "package.module:factory, a function of yours that makes (model, inputs) or a retape.Step: "
+        "its code is run (all demos)",
+    )
+    parser.add_argument(
+        "--all-hf", action="store_true", help="every architecture of the installed transformers"
+    )
+    parser.add_argument(
+        "--hazards",
+        action="store_true",
+        help="models that a second call gets wrong: torch.utils.checkpoint and Retape side by side",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"what is recomputed: {', '.join(POLICIES)}; repeat for a row each (full)",
+    )
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        metavar="DTYPE",
+        help=f"{', '.join(DTYPES)}; repeat for a row each (what the subject makes)",
+    )
+    parser.add_argument(
+        "--layers",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help='regions around layers, "auto" or names with *; repeat for more (one scope around all)',
+    )
+    parser.add_argument(
+        "--method", choices=("replay", "rerun"), help="rerun calls functions again (replay)"
+    )
+    parser.add_argument("--steps", type=int, default=1, help="with an optimizer (%(default)s)")
+    parser.add_argument(
+        "--orders",
+        action="store_true",
+        help="also each order of losses, backward twice, two forwards then one backward",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights, data and noise (0)")
+    parser.add_argument(
+        "--inject",
+        metavar="FAULT",
+        help='break one thing on purpose; "list" shows what, "all" tries each',
+    )
+    parser.add_argument(
+        "--junit", metavar="PATH", help="a JUnit XML file, a test case for each row"
+    )
+    parser.add_argument("--html", metavar="PATH", help="one page with everything in it")
+
+
+def run(args: argparse.Namespace, console: Console) -> Outcome:
+    try:
+        _check(args)
+        if args.hazards:
+            return _hazards(args, console)
+        if args.inject == "list":
+            return faults.print_list(console)
+        subjects = _subjects(args, console)
+        rows = _cases(args, subjects)
+        if args.inject == "all":
+            return _faults(args, rows, console)
+        return _verify(args, rows, console)
+    except retape.UsageError as error:
+        _usage(args, str(error).removeprefix("[verify] "))
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
+        for value in getattr(args, name) or ():
+            if value not in known:
+                _refuse(args, f"--{name}", value, known)
+    if args.steps < 1:
+        args.parser.error(f"--steps {args.steps}: expected at least 1")
+    if args.method == "rerun" and args.policy:
+        _usage(args, "--policy with --method rerun, which keeps nothing. Fix: leave one out.")
+    if args.inject not in (None, "list", "all"):
+        names = faults.names()
+        if args.inject not in names:
+            _refuse(args, "--inject", args.inject, [*names, "list", "all"])
+    if args.hazards and (args.subjects or args.all_hf or args.inject):
+        _usage(args, "--hazards has its own models. Fix: leave subjects and --inject out.")
+    for path in (args.junit, args.html):
+        if path is not None:
+            try:
+                _artefact.prepare(path)
+            except OSError as error:
+                args.parser.error(f"cannot write {path} ({error.strerror})")
+
+
+def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
+    close = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
+    there_is = f"Did you mean {close[0]}?" if close else f"There is: {', '.join(known)}."
+    _usage(args, f"no such value for {option}: {value!r}. {there_is}")
+
+
+def _usage(args: argparse.Namespace, text: str) -> NoReturn:
+    args.parser.print_usage(sys.stderr)
+    args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {text}\n")
+
+
+def _subjects(args: argparse.Namespace, console: Console) -> list[str]:
+    names = list(args.subjects)
+    if args.all_hf:
+        names += find.hf_names()
+    if args.inject is not None and not names:
+        return []
+    names = list(dict.fromkeys(names or find.demos()))
+    users = [name for name in names if find.find(name).is_users]
+    if users:
+        console.print(f"Running the code of {', '.join(users)}.", markup=False)
+    return names
+
+
+def _cases(args: argparse.Namespace, subjects: list[str]) -> list[Case]:
+    if args.inject is not None and not args.subjects and not args.all_hf:
+        return faults.programs(faults.names() if args.inject == "all" else [args.inject], args.seed)
+    fault = None if args.inject == "all" else args.inject
+    return [
+        Case(
+            subject,
+            policy,
+            dtype,
+            tuple(args.layers),
+            args.method or "replay",
+            args.steps,
+            args.orders,
+            args.seed,
+            fault,
+        )
+        for subject, dtype, policy in itertools.product(
+            subjects, args.dtype or [None], args.policy or ["full"]
+        )
+    ]
+
+
+def _run_all(rows: Sequence[Case], console: Console, one_of_many: bool = False) -> list[Result]:
+    results: list[Result] = []
+
+    def each(advance: Callable[[str], None]) -> None:
+        for row in rows:
+            advance(f"{row.subject}, {row.how}" + (f", {row.fault}" if row.fault else ""))
+            results.append(cases.run(row, one_of_many))
+
+    progress(each, len(rows), console)
+    return results
+
+
+def progress(work: Callable[[Callable[[str], None]], None], total: int, console: Console) -> None:
+    """Calls `work(advance)`; `advance(what)` is called before each of `total` parts."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=total)
+        done = itertools.count()
+        work(lambda what: bar.update(task, completed=next(done), description=what))
+
+
+def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Outcome:
+    results = _run_all(rows, console, one_of_many=args.all_hf)
+    table.print_results(results, console)
+    if args.junit:
+        junit.write(args.junit, [_test_case(result) for result in results])
+    if args.html:
+        from retape.verifying import page
+
+        page.write(args.html, page.of_results(results))
+    return exit_code(results, named=bool(args.subjects)), {
+        "counts": table.counts(results),
+        "rows": [result.to_dict() for result in results],
+    }
+
+
+def exit_code(results: Sequence[Result], named: bool) -> Exit:
+    """Different beats vacuous. What was asked for by name and could not run is the caller's mistake."""
+    kinds = {result.kind for result in results}
+    if DIFFERENT in kinds:
+        return Exit.DIFFERENT
+    if NOT_BUILT in kinds and named:
+        return Exit.USAGE
+    if VACUOUS in kinds or EQUAL not in kinds:
+        return Exit.VACUOUS
+    return Exit.OK
+
+
+def _test_case(result: Result) -> junit.TestCase:
+    name = " ".join(filter(None, (result.case.how, result.case.dtype, result.case.fault)))
+    failure = result.kind if result.kind in (DIFFERENT, VACUOUS) else ""
+    return junit.TestCase(
+        suite=result.case.subject,
+        name=name,
+        seconds=result.seconds,
+        failure=failure,
+        skipped=result.reason if result.kind == NOT_BUILT else "",
+        text=f"{result.explanation}\nAgain: {result.case.command}" if failure else "",
+    )
+
+
+def _faults(args: argparse.Namespace, rows: list[Case], console: Console) -> Outcome:
+    if not rows[0].fault:
+        # Some strike only in a second call, a second backward or a second step, some only from
+        # outside.
+        thorough = [
+            replace(row, method=method, layers=layers, orders=True, steps=max(2, row.steps))
+            for row in rows
+            for method, layers in _ways(args, row)
+        ]
+        rows = [replace(row, fault=name) for name in faults.names() for row in thorough]
+    results = _run_all(rows, console)
+    found = faults.verdicts(results)
+    faults.print_verdicts(found, console)
+    if args.junit:
+        junit.write(args.junit, [each.test_case() for each in found])
+    return faults.exit_code(found), {
+        "faults": [each.to_dict() for each in found],
+        "rows": [result.to_dict() for result in results],
+    }
+
+
+def _ways(args: argparse.Namespace, row: Case) -> list[tuple[str, tuple[str, ...]]]:
+    if args.method:
+        return [(args.method, row.layers)]
+    ways = [("replay", row.layers), ("rerun", row.layers)]
+    if row.subject.startswith("demo:") and not row.layers:
+        ways.append(("rerun", ("auto",)))
+    return ways
+
+
+def _hazards(args: argparse.Namespace, console: Console) -> Outcome:
+    from retape import hazards
+    from retape.hazards import table as hazard_table
+
+    rows: list[hazards.Row] = []
+
+    def each(advance: Callable[[str], None]) -> None:
+        for hazard in hazards.HAZARDS:
+            advance(hazard.title)
+            rows.append(hazards.run(hazard))
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        progress(each, len(hazards.HAZARDS), console)
+    finally:
+        torch.set_num_threads(threads)
+    hazard_table.print_table(rows, console)
+    if args.junit:
+        junit.write(args.junit, [hazard_table.test_case(row) for row in rows])
+    if args.html:
+        from retape.verifying import page
+
+        page.write(args.html, page.of_hazards(rows))
+    return hazard_table.exit_code(rows), {"rows": [row.to_dict() for row in rows]}

@@ -1,0 +1,121 @@
+"""The hazard table: torch's rows are what they are, Retape's are equal or a clear error."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from retape import hazards
+from retape.hazards import table
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- hazards: begin -->\n", "<!-- hazards: end -->\n"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[hazards.Row]:
+    return hazards.run_all()
+
+
+def names(rows: list[hazards.Row], key: str, tone: str) -> set[str]:
+    return {row.hazard.name for row in rows if table.shown(row, key).tone == tone}
+
+
+def test_every_class_of_hazard_is_there() -> None:
+    assert {hazard.name for hazard in hazards.HAZARDS} >= {
+        "cache_changed",
+        "shared_cache",
+        "private_generator",
+        "python_random",
+        "numpy_random",
+        "buffer_in_place",
+        "batch_norm",
+        "weight_stepped",
+        "keyword_mutated",
+        "counter",
+        "attention_backend",
+        "default_dtype",
+        "rrelu",
+        "dropout_without_state",
+        "containers",
+    }
+
+
+@pytest.mark.parametrize("hazard", hazards.HAZARDS, ids=lambda hazard: hazard.name)
+def test_replay_has_the_bits_of_plain_autograd_or_its_error(hazard) -> None:
+    row = hazards.run(hazard)
+    assert hazards.replay_is_right(row), row.cells["replay"]
+    assert not hazards.replay_is_vacuous(row)
+    if not row.plain_raises:
+        assert row.cells["replay"].outcome == hazards.EQUAL
+        assert row.cells["plain"].outcome == hazards.EQUAL
+
+
+def test_torch_is_wrong_without_a_word_in_most_rows(rows) -> None:
+    assert len(names(rows, "torch", "bad")) >= 13
+    assert len(names(rows, "torch_reentrant", "bad")) >= 15
+    assert {"cache_changed", "shared_cache", "rrelu", "batch_norm"} <= names(rows, "torch", "bad")
+    assert names(rows, "torch", "good") == {"containers", "frozen_input"}
+
+
+def test_torch_really_called_the_function_again(rows) -> None:
+    assert all(row.cells["torch"].again > 0 for row in rows)
+
+
+def test_rerun_is_wrong_only_where_it_was_told_not_to_look(rows) -> None:
+    assert names(rows, "rerun", "bad") == {"dropout_without_state"}
+
+
+def test_where_plain_raises_retape_raises_and_torch_does_not(rows) -> None:
+    raising = [row for row in rows if row.plain_raises]
+    assert {row.hazard.name for row in raising} == {"weight_stepped", "list_overwritten"}
+    for row in raising:
+        assert row.cells["torch"].outcome == hazards.DIFFERENT
+        assert row.cells["torch"].relative_error > 0.1
+        assert "modified by an inplace operation" in row.cells["replay"].error
+
+
+def test_missing_gradients_are_named(rows) -> None:
+    row = next(row for row in rows if row.hazard.name == "containers")
+    missing = [d["name"] for d in row.cells["torch_reentrant"].differences if d["missing"]]
+    assert missing == ["x", "w_in"]
+
+
+def test_running_the_table_leaves_random_numbers_and_settings_alone() -> None:
+    before = random.getstate(), torch.get_rng_state(), torch.get_default_dtype()
+    hazards.run(next(hazard for hazard in hazards.HAZARDS if hazard.name == "python_random"))
+    hazards.run(next(hazard for hazard in hazards.HAZARDS if hazard.name == "default_dtype"))
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert torch.get_default_dtype() == before[2]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_every_source_has_an_address() -> None:
+    for hazard in hazards.HAZARDS:
+        for name, address in hazards.addresses(hazard.sources):
+            assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/issues/\d+", address), name
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(3.2e-7, "3e-07"), (0.0042, "0.4 %"), (0.42, "42 %"), (53.4, "53 x")]
+)
+def test_relative_errors_are_readable(error, text) -> None:
+    from retape.hazards.compare import format_relative
+
+    assert format_relative(error) == text
+
+
+def test_the_page_has_the_table_that_the_code_makes(rows) -> None:
+    """Numbers may be another machine's. To write it anew: make proofs."""
+    page = (ROOT / "docs/proofs.md").read_text(encoding="utf-8")
+    shown = page.split(BEGIN)[1].split(END)[0]
+    assert without_numbers(shown) == without_numbers(table.markdown(rows))
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"off by [\d.e-]+( %| x)?", "off by #", text)

@@ -1,0 +1,298 @@
+"""retape.verify: what it compares, when it proves nothing, what it leaves behind."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+from tests.python import verify_models as models
+from tests.python.bits import assert_same_bits
+from torch import nn
+
+import retape
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+# ---- equal
+
+
+@pytest.mark.parametrize("policy", ["full", "cheap", retape.Policy.full().anchors(False)])
+def test_a_model_with_dropout_is_equal(policy) -> None:
+    verdict = retape.verify(models.Stack(), models.x(grad=True), policy=policy)
+    assert verdict, verdict
+    assert verdict.kind == "equal"
+    assert verdict.ops_replayed > 0
+    assert (
+        verdict.tensors_compared > 14
+    )  # 14 gradients of parameters, one of the input, an output...
+    assert not verdict.with_tolerance
+    verdict.raise_if_different()
+
+
+@pytest.mark.parametrize("method", ["replay", "rerun"])
+def test_layers_of_a_copy_are_recomputed_and_the_model_stays_as_it_was(method) -> None:
+    model = models.Stack()
+    verdict = retape.verify(model, models.x(), layers="auto", method=method)
+    assert verdict, verdict
+    assert bool(verdict.ops_replayed) == (method == "replay")
+    assert bool(verdict.reruns) == (method == "rerun")
+    assert len(retape.enabled(model)) == 0
+
+
+def test_layers_are_named_as_regions() -> None:
+    verdict = retape.verify(
+        models.Stack(), models.x(), layers="blocks.*", regions=["blocks.0", "blocks.2"]
+    )
+    assert verdict, verdict
+
+
+def test_all_of_forward_can_run_again() -> None:
+    verdict = retape.verify(models.Stack(), models.x(), method="rerun")
+    assert verdict, verdict
+    assert verdict.reruns > 0
+
+
+def test_python_numpy_and_private_generators_draw_the_same_and_are_put_back() -> None:
+    model = models.Noisy()
+    mine = model.sources["masks"]
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), mine.get_state()
+    verdict = retape.verify(model, models.x(1))
+    assert verdict, verdict
+    assert random.getstate() == before[0]
+    assert numpy.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(mine.get_state(), before[2])
+
+
+def test_the_default_generator_and_the_model_are_left_alone() -> None:
+    model, given = models.Stack(), models.x(grad=True)
+    state = torch.get_rng_state()
+    parameters = {name: value.clone() for name, value in model.state_dict().items()}
+    retape.verify(model, given, steps=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same_bits(dict(model.state_dict()), parameters)
+    assert given.grad is None
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_list_of_policies_gives_a_list_of_verdicts() -> None:
+    full, none = retape.verify(models.Stack(), models.x(), policy=["full", "none"])
+    assert (full.kind, none.kind) == ("equal", "vacuous")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float64])
+def test_parameters_and_inputs_are_cast(dtype) -> None:
+    seen = []
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        seen.append(output.dtype)
+        return output.float().square().mean()
+
+    verdict = retape.verify(models.Stack(), [models.x(grad=True)], dtype=dtype, loss=loss)
+    assert verdict, verdict
+    assert set(seen) == {getattr(torch, dtype) if isinstance(dtype, str) else dtype}
+
+
+def test_several_losses_by_name_run_backward_in_every_order() -> None:
+    verdict = retape.verify(
+        models.Stack(),
+        models.x(grad=True),
+        loss=lambda y: {"a": y.exp().mean(), "b": y.sin().sum()},
+        orders=True,
+    )
+    assert verdict, verdict
+    assert {"losses a, b", "losses b, a", "backward twice", "two forwards"} <= set(verdict.orders)
+
+
+def test_steps_of_an_optimizer_are_compared() -> None:
+    made = []
+
+    def optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        made.append(len(parameters))
+        return torch.optim.AdamW(parameters, lr=0.01)
+
+    verdict = retape.verify(models.Stack(), models.x(grad=True), steps=3, optimizer=optimizer)
+    assert verdict, verdict
+    assert set(made) == {14}  # parameters, not the input
+
+
+def test_a_model_with_a_loss_of_its_own_and_keyword_inputs() -> None:
+    class Model(models.Stack):
+        def forward(self, *, x: torch.Tensor, scale: float) -> dict[str, torch.Tensor]:
+            y = super().forward(x)
+            return {"loss": (y * scale).exp().mean(), "logits": y}
+
+    verdict = retape.verify(Model(), {"x": models.x(grad=True), "scale": 0.5})
+    assert verdict, verdict
+
+
+def test_a_factory_is_called_for_every_run_with_the_same_numbers() -> None:
+    weights = []
+
+    def factory():
+        model = models.Stack()
+        weights.append(model.blocks[0].up.weight.detach().clone())
+        return model, (models.x(),)
+
+    verdict = retape.verify(factory)
+    assert verdict, verdict
+    assert len(weights) >= 3
+    assert_same_bits(weights[0], weights[-1])
+
+
+def test_a_step_over_live_objects_puts_them_back() -> None:
+    model, given, extra = nn.BatchNorm1d(8), models.x(), torch.ones(8, requires_grad=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    step = retape.Step(
+        lambda: (model(given) * extra).tanh().exp().sum(), modules=[model], leaves={"extra": extra}
+    )
+    verdict = retape.verify(step, steps=2)
+    assert verdict, verdict
+    assert_same_bits(dict(model.state_dict()), before)
+    assert extra.grad is None
+    assert all((parameter.grad == 3).all() for parameter in model.parameters())
+
+
+def test_layers_of_a_live_step_are_enabled_for_its_runs_only() -> None:
+    model, given = models.Stack(), models.x()
+    step = retape.Step(lambda: model(given).square().mean(), modules=[model])
+    verdict = retape.verify(step, layers="auto")
+    assert verdict, verdict
+    assert verdict.ops_replayed > 0
+    assert len(retape.enabled(model)) == 0
+
+
+# ---- different
+
+
+def test_a_write_that_nobody_saw_is_different_and_explained() -> None:
+    verdict = retape.verify(models.WritesBehindTheBack(), models.x())
+    assert not verdict
+    assert verdict.kind == "different"
+    assert {d.what for d in verdict.differences} >= {"gradient"}
+    assert "up.weight" in {d.name for d in verdict.differences}
+    with pytest.raises(retape.ReplayMismatch, match=r"up\.weight"):
+        verdict.raise_if_different()
+    told = verdict.to_dict()
+    assert told["kind"] == "different"
+    assert told["differences"][0]["elements"] > 0
+
+
+def test_an_error_of_the_recomputed_run_is_a_difference() -> None:
+    class Model(models.Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if retape.is_recording():
+                raise ValueError("only when recorded")
+            return super().forward(x)
+
+    verdict = retape.verify(Model(), models.x())
+    assert verdict.kind == "different"
+    assert "only when recorded" in verdict.error
+    assert "only when recorded" in str(verdict)
+
+
+def test_tolerance_is_only_on_request_and_is_told() -> None:
+    verdict = retape.verify(
+        models.WritesBehindTheBack(), models.x(), tolerance={torch.float32: (1e3, 1e3)}
+    )
+    assert verdict.with_tolerance
+    assert verdict.kind == "equal"
+    assert "toleran" in str(verdict)
+
+
+def test_an_error_of_the_plain_run_passes_through() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("as always")
+
+    with pytest.raises(ValueError, match="as always"):
+        retape.verify(Model(), models.x())
+
+
+# ---- vacuous
+
+
+def vacuous(*args, **options) -> str:
+    verdict = retape.verify(*args, **options)
+    assert verdict.kind == "vacuous", verdict
+    assert not verdict
+    assert verdict.vacuous
+    with pytest.raises(retape.Error):
+        verdict.raise_if_different()
+    return "\n".join([*verdict.vacuous, str(verdict)])
+
+
+def test_vacuous_when_nothing_was_replayed() -> None:
+    assert "replayed" in vacuous(models.Stack(), models.x(), policy="none")
+
+
+def test_vacuous_when_a_region_never_ran() -> None:
+    text = vacuous(models.Stack(), models.x(), layers="auto", regions=["blocks.7"])
+    assert "blocks.7" in text
+
+
+def test_vacuous_when_a_parameter_is_dead_unless_it_is_declared() -> None:
+    model = models.WithDeadParameter()
+    assert "unused.weight" in vacuous(model, models.x())
+    assert retape.verify(model, models.x(), may_be_dead=["unused.*"])
+    assert retape.verify(model, models.x(), may_be_dead=["unused.weight", "unused.bias"])
+
+
+def test_vacuous_when_a_gradient_is_zero() -> None:
+    class Model(models.Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).exp() * 0
+
+    assert "zero" in vacuous(Model(), models.x())
+
+
+def test_vacuous_when_the_plain_step_is_not_the_same_twice() -> None:
+    assert "plain" in vacuous(models.NeverTheSame(), models.x())
+
+
+def test_vacuous_when_eval_mode_switched_layers_off() -> None:
+    assert "eval mode" in vacuous(models.Stack().eval(), models.x(), layers="auto")
+
+
+def test_vacuous_when_no_grad_switched_recompute_off() -> None:
+    class Model(models.Block):
+        @torch.no_grad()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    assert "grad" in vacuous(Model(), models.x())
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: retape.verify(models.Stack()), "needs inputs"),
+        (lambda: retape.verify(lambda: torch.ones(())), r"retape\.Step\(function"),
+        (lambda: retape.verify(lambda: (models.Stack(), 1), models.x()), "leave them out"),
+        (lambda: retape.verify(3), "got int"),
+        (lambda: retape.verify(models.Stack(), models.x(), method="again"), "'again'"),
+        (lambda: retape.verify(models.Stack(), models.x(), dtype="int64"), "floating dtype"),
+        (lambda: retape.verify(models.Stack(), models.x(), policy="ful"), "ful"),
+        (lambda: retape.verify(models.Block(), models.x(), layers="blocks"), "blocks"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(call, told) -> None:
+    with pytest.raises(retape.UsageError, match=told):
+        call()
+
+
+def test_a_model_that_cannot_be_copied_is_told_what_to_do() -> None:
+    model = models.Block()
+    model.lock = (lambda: (yield))()  # a generator object
+    with pytest.raises(retape.UsageError, match="makes model and inputs anew"):
+        retape.verify(model, models.x())

@@ -1,0 +1,329 @@
+"""`retape verify`: rows, exit codes, the line that shows a failure again, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.python import verify_models as models
+
+import retape
+from retape import _C, cli
+from retape.verifying import case, faults
+from retape.verifying.case import Case
+
+MODELS = Path(__file__).with_name("verify_models.py")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_models(tmp_path, monkeypatch):
+    (tmp_path / "mymodels.py").write_text(MODELS.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("mymodels", None)
+
+
+def verify(*words: str) -> tuple[int, dict]:
+    code = cli.main(["verify", *words, "--json", "out.json"])
+    left = json.loads(Path("out.json").read_text())
+    assert left["verb"] == "verify"
+    assert left["exit_code"] == code
+    return code, left["result"]
+
+
+def in_process(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "retape", "verify", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+def refused(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["verify", *words])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_the_demos_run_with_nothing_to_write(capsys):
+    code, result = verify()
+    assert code == 0
+    assert [row["subject"] for row in result["rows"]] == ["demo:gpt", "demo:mixed"]
+    assert all(row["kind"] == "equal" for row in result["rows"])
+    assert all(row["verdict"]["ops_replayed"] > 0 for row in result["rows"])
+    assert "2 cases: 2 equal" in capsys.readouterr().out
+
+
+def test_policies_and_dtypes_are_a_row_each(capsys):
+    code, result = verify(
+        *"demo:gpt --policy full --policy cheap --dtype float32 --dtype bfloat16".split()
+    )
+    assert code == 0
+    assert [(row["policy"], row["dtype"]) for row in result["rows"]] == [
+        ("full", "float32"),
+        ("cheap", "float32"),
+        ("full", "bfloat16"),
+        ("cheap", "bfloat16"),
+    ]
+    assert result["counts"] == {"different": 0, "vacuous": 0, "not built": 0, "equal": 4}
+
+
+def test_orders_steps_layers_and_method_reach_verify():
+    code, result = verify(*"demo:gpt --orders --steps 2 --layers auto --method rerun".split())
+    assert code == 0
+    verdict = result["rows"][0]["verdict"]
+    assert "two forwards" in verdict["orders"]
+    assert verdict["reruns"] > 0
+    assert verdict["ops_replayed"] == 0
+
+
+def test_a_factory_and_a_step_of_the_folder_are_found_and_it_says_that_code_runs(capsys):
+    code, result = verify("mymodels:equal", "mymodels:step")
+    assert code == 0
+    assert len(result["rows"]) == 2
+    assert "Running the code of mymodels:equal, mymodels:step." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("subjects", "code"),
+    [
+        (["mymodels:different"], 1),
+        (["mymodels:vacuous"], 6),
+        (["mymodels:vacuous", "mymodels:different", "mymodels:equal"], 1),
+        (["mymodels:equal", "mymodels:vacuous"], 6),
+        (["mymodels:raises"], 2),
+    ],
+)
+def test_exit_codes_different_beats_vacuous(subjects, code):
+    assert verify(*subjects)[0] == code
+
+
+def test_exit_codes_of_the_program_itself():
+    assert in_process("demo:gpt").returncode == 0
+    failed = in_process("mymodels:different", "--seed", "3")
+    assert failed.returncode == 1
+    assert "up.weight" in failed.stdout
+    assert "Again: retape verify mymodels:different --policy full --seed 3" in failed.stdout
+    assert failed.stderr == ""  # no progress bar where nobody looks
+    assert in_process("mymodels:vacuous").returncode == 6
+    assert in_process("demo:gtp").returncode == 2
+
+
+def test_the_line_that_shows_a_failure_again_does(capsys):
+    _, result = verify("mymodels:different", "--policy", "cheap", "--policy", "full", "--orders")
+    failed = next(row for row in result["rows"] if row["kind"] == "different")
+    words = shlex.split(failed["command"])
+    assert words[:2] == ["retape", "verify"]
+    code, again = verify(*words[2:])
+    assert code == 1
+    assert [row["policy"] for row in again["rows"]] == [failed["policy"]]
+    assert again["rows"][0]["verdict"]["differences"] == failed["verdict"]["differences"]
+
+
+def test_a_command_quotes_what_a_shell_would_read():
+    made = Case("a b:c", layers=("blocks.*",), method="rerun", dtype="bfloat16", orders=True)
+    assert made.command == (
+        "retape verify 'a b:c' --dtype bfloat16 --layers 'blocks.*' --method rerun --orders"
+    )
+
+
+def test_what_cannot_run_is_a_row_with_its_reason(capsys):
+    _, result = verify("mymodels:raises")
+    assert result["rows"][0]["kind"] == "not built"
+    assert "RuntimeError: no data <here> & now" in result["rows"][0]["cause"]
+    assert "not built" in capsys.readouterr().out
+
+
+def test_a_not_built_row_of_many_is_no_failure():
+    rows = [case.Result(Case("hf:A"), "equal"), case.Result(Case("hf:B"), "not built", reason="x")]
+    from retape.verifying.cli import exit_code
+
+    assert exit_code(rows, named=False) == 0
+    assert exit_code(rows, named=True) == 2
+    assert exit_code(rows[1:], named=False) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["demo:gptt"], "Did you mean demo:gpt?"),
+        (["gpt"], "Did you mean demo:gpt?"),
+        (["mymodel:equal"], "Did you mean mymodels?"),
+        (["mymodels:equl"], "Did you mean equal?"),
+        (["mymodels:not_callable"], "expected a function"),
+        (["mymodels:no_model"], "it gave int"),
+        (["--policy", "chaep"], "Did you mean cheap?"),
+        (["--dtype", "bfloat61"], "Did you mean bfloat16?"),
+        (["--steps", "0"], "expected at least 1"),
+        (["--method", "rerunn"], "Did you mean rerun?"),
+        (["--policy", "full", "--method", "rerun"], "leave one out"),
+        (["--hazards", "demo:gpt"], "its own models"),
+        (["demo:mixed", "--layers", "nothing.*"], "nothing.*"),
+        (["--junit", "/dev/null/x.xml"], "cannot write /dev/null/x.xml"),
+    ],
+)
+def test_a_mistake_is_refused_with_the_closest_thing_there_is(capsys, words, told):
+    assert told in refused(capsys, *words)
+
+
+def test_a_module_that_lacks_a_module_says_which():
+    Path("broken.py").write_text("import no_such_thing\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_thing"):
+        cli.main(["verify", "broken:factory"])
+
+
+def test_json_alone_on_standard_output(capsys):
+    assert cli.main(["verify", "demo:gpt", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["result"]["counts"]["equal"] == 1
+    assert "1 case: 1 equal" in err
+
+
+def test_hazards_end_well_and_show_both_sides(capsys):
+    code, result = verify("--hazards")
+    assert code == 0
+    out = capsys.readouterr().out
+    assert "wrong without a word" in out
+    assert "OpenTau#202" in out
+    rows = {row["name"]: row for row in result["rows"]}
+    assert rows["cache_changed"]["cells"]["torch"]["outcome"] == "different"
+    assert rows["cache_changed"]["cells"]["replay"]["outcome"] == "equal"
+
+
+@pytest.fixture
+def small_hf(monkeypatch):
+    """Two architectures in place of hundreds: one with a dead parameter, one that cannot be built."""
+    from retape.subjects import hf
+
+    def build(name, dtype, seed):
+        if name == "Absent":
+            raise hf.NotBuilt(name, "needs a package: timm")
+        torch.manual_seed(seed)
+        return models.WithDeadParameter().to(dtype), {"x": models.x().to(dtype)}
+
+    monkeypatch.setattr(hf, "architectures", lambda: ["Partly", "Absent"])
+    monkeypatch.setattr(hf, "build", build)
+    monkeypatch.setattr(hf, "expected_dead", lambda *_: [r"^unused\."], raising=False)
+
+
+def test_every_architecture_is_a_row_equal_or_not_built_with_the_reason(small_hf, capsys):
+    code, result = verify("--all-hf", "--dtype", "bfloat16")
+    assert code == 0
+    assert [(row["subject"], row["kind"], row["cause"]) for row in result["rows"]] == [
+        ("hf:Partly", "equal", ""),
+        ("hf:Absent", "not built", "needs a package: timm"),
+    ]
+    assert "2 cases: 1 equal, 1 not built" in capsys.readouterr().out
+
+
+def test_an_architecture_by_name(small_hf, capsys):
+    assert verify("hf:Partly")[0] == 0
+    assert verify("hf:Absent")[0] == 2
+    assert "Did you mean hf:Partly?" in refused(capsys, "hf:Party")
+
+
+# ---- faults
+
+
+class Faults:
+    """In place of the faults of a build that has them: one that is caught, one that is told by another
+    name, one that nobody notices, one that never strikes."""
+
+    known = tuple(
+        SimpleNamespace(id=name, breaks=f"breaks {name}", kind="values")
+        for name in ("loud", "odd", "silent", "lazy")
+    )
+
+    def __init__(self) -> None:
+        self.active, self.hits = "", 0
+
+    def inject(self, fault: str) -> None:
+        self.active, self.hits = fault, 0
+
+    def around(self, real):
+        def run(*args, **options):
+            self.hits += self.active in ("loud", "odd", "silent")
+            if self.active not in ("loud", "odd"):
+                return real(*args, **options)
+            return Found(real(models.WritesBehindTheBack(), models.x())._verdict, self.active)
+
+        return run
+
+
+class Found(retape.Verdict):
+    def __init__(self, verdict, fault: str) -> None:
+        super().__init__(verdict)
+        self.fault = fault
+
+    @property
+    def findings(self):
+        kind = "values" if self.fault == "loud" else "layout"
+        return [
+            SimpleNamespace(kind=kind, op="aten::tanh", region="", source="m.py:3", what="1, 2")
+        ]
+
+
+@pytest.fixture
+def some_faults(monkeypatch):
+    made = Faults()
+    monkeypatch.setattr(_C, "faults", lambda: Faults.known, raising=False)
+    monkeypatch.setattr(_C, "inject", made.inject, raising=False)
+    monkeypatch.setattr(_C, "fault_hits", lambda: made.hits, raising=False)
+    monkeypatch.setattr(retape, "verify", made.around(retape.verify))
+    return made
+
+
+def test_faults_are_listed(some_faults, capsys):
+    code, result = verify("--inject", "list")
+    assert code == 0
+    assert result["faults"]["lazy"] == {"breaks": "breaks lazy", "kind": "values"}
+    assert "breaks lazy" in capsys.readouterr().out
+
+
+def test_one_fault_is_a_verdict_like_any_other(some_faults):
+    code, result = verify("demo:gpt", "--inject", "loud")
+    assert code == 1
+    row = result["rows"][0]
+    assert (row["fault"], row["fault_hits"]) == ("loud", 1)
+    assert row["cause"] == "values: aten::tanh, m.py:3: 1, 2"
+    assert row["command"].endswith("--inject loud")
+    assert some_faults.active == ""
+
+
+def test_all_faults_say_which_was_missed_misnamed_or_never_struck(some_faults, capsys):
+    code, result = verify("demo:gpt", "--inject", "all", "--junit", "faults.xml")
+    assert code == 1
+    assert {each["name"]: each["kind"] for each in result["faults"]} == {
+        "loud": faults.CAUGHT,
+        "odd": faults.MISNAMED,
+        "silent": faults.MISSED,
+        "lazy": faults.NOT_STRUCK,
+    }
+    assert {(row["method"], tuple(row["layers"])) for row in result["rows"]} == {
+        ("replay", ()),
+        ("rerun", ()),
+        ("rerun", ("auto",)),
+    }
+    assert all(row["steps"] == 2 and row["orders"] for row in result["rows"])
+    assert "1 of 4 faults caught" in capsys.readouterr().out
+    assert 'failures="3"' in Path("faults.xml").read_text()
+
+
+def test_an_unknown_fault_is_refused_with_the_closest(some_faults, capsys):
+    assert "Did you mean silent?" in refused(capsys, "--inject", "silnt")
+
+
+def test_a_build_without_faults_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(_C, "faults", list, raising=False)
+    assert "no faults to inject" in refused(capsys, "--inject", "list")
