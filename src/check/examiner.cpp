@@ -254,6 +254,10 @@ void Examiner::examine_input(const Op& op, size_t index, const at::Tensor& tenso
   } else if (root) {
     kind = "changed unseen";
     text << " was changed since forward, and its version does not tell";
+  } else if (const auto& made = input.value->seen;
+             made && made->digest == Digest(made->view.on(tensor.storage()), /*bits=*/true)) {
+    kind = "changed unseen";
+    text << " is what its op made; in forward something past the dispatcher changed it before it was read";
   } else {
     text << " was changed after it had been replayed";
   }

@@ -68,6 +68,21 @@ def test_every_third_step_is_checked_with_all_its_regions() -> None:
     assert checked[0] == checked[3] == checked[6] >= 2
 
 
+def test_an_observer_tells_a_write_past_the_dispatcher_from_memory_that_was_lost() -> None:
+    w = torch.full((4, 8), 0.5, requires_grad=True)
+    with retape._C.Observer() as observer:
+        with retape.recompute("full"):
+            h = w * 2
+            h.detach().numpy()[0, 0] = 9  # as a kernel of one's own would
+            loss = (h + 1).sin().sum()
+        del h
+        loss.backward()
+    finding = observer.findings[0]
+    assert (finding.kind, finding.op) == ("changed unseen", "aten::add.Tensor")
+    assert "past the dispatcher" in finding.what
+    assert finding.source.startswith("test_check.py:")
+
+
 def test_a_graph_that_dies_does_not_count_as_a_step() -> None:
     retape.check_every(5)
     with retape.recompute("full"):

@@ -1,6 +1,7 @@
 """What a subject's name on the command line stands for.
 
     demo:gpt                  built in
+    cpp:pi05                  built in, in C++
     fault:one-ulp             built in: where that fault strikes
     hf:GPTBigCode             Hugging Face, tiny and random
     package.module:factory    a function of yours that makes (model, inputs) or a retape.Step
@@ -140,6 +141,29 @@ def _imported(name: str, rest: str) -> Subject:
     return Subject(name, make, is_users=True)
 
 
+def cpp_names() -> list[str]:
+    from retape.subjects import cpp
+
+    return [f"cpp:{name}" for name in cpp.MODELS]
+
+
+def _cpp(name: str, rest: str) -> Subject:
+    from retape.subjects import cpp
+
+    build = cpp.MODELS.get(rest)
+    if build is None:
+        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, cpp_names())}")
+
+    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+        def seeded() -> Any:
+            torch.manual_seed(seed)
+            return build(dtype or torch.float32)
+
+        return seeded, None, {"loss": cpp.losses}
+
+    return Subject(name, make)
+
+
 def _fault(name: str, rest: str) -> Subject:
     from retape.subjects import faults
 
@@ -158,7 +182,12 @@ def _fault(name: str, rest: str) -> Subject:
     return Subject(name, make)
 
 
-KINDS: dict[str, Callable[[str, str], Subject]] = {"demo": _demo, "fault": _fault, "hf": _hf}
+KINDS: dict[str, Callable[[str, str], Subject]] = {
+    "cpp": _cpp,
+    "demo": _demo,
+    "fault": _fault,
+    "hf": _hf,
+}
 
 
 def _offer(word: str, known: Sequence[str], prefix: str = "") -> str:

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "subjects",
         nargs="*",
         metavar="subject",
-        help="demo:gpt, demo:mixed, hf:NAME (Hugging Face, tiny and random), or "
+        help="demo:gpt, demo:mixed, cpp:pi05, hf:NAME (Hugging Face, tiny and random), or "
         "package.module:factory, a function of yours that makes (model, inputs) or a retape.Step: "
-        "its code is run (all demos)",
+        "its code is run (all demos and C++ models)",
     )
     parser.add_argument(
         "--all-hf", action="store_true", help="every architecture of the installed transformers"
@@ -141,7 +141,7 @@ def _subjects(args: argparse.Namespace, console: Console) -> list[str]:
         names += find.hf_names()
     if args.inject is not None and not names:
         return []
-    names = list(dict.fromkeys(names or find.demos()))
+    names = list(dict.fromkeys(names or [*find.demos(), *find.cpp_names()]))
     users = [name for name in names if find.find(name).is_users]
     if users:
         console.print(f"Running the code of {', '.join(users)}.", markup=False)
