@@ -126,9 +126,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _weighed(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain mean would be constant behind a LayerNorm: no gradient."""
+    """A plain mean would be constant behind a LayerNorm: no gradient. Infinity marks padding."""
     weights = torch.arange(tensor.numel(), dtype=torch.float32).mul(0.7).sin().reshape(tensor.shape)
-    return (tensor.float() * weights).mean()
+    return (tensor.float().masked_fill(tensor.isinf(), 0) * weights).mean()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

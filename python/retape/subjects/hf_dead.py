@@ -15,6 +15,9 @@ EVERYWHERE = {
 # By architecture.
 QUANTIZED = "behind a choice of codes (argmax), through which no gradient passes"
 OTHER_INPUT = "of an input that this batch does not have"
+FIRST_FUSION = r"fusion_stage\.layers\.0\.residual_layer1\."
+NO_RESIDUAL = "the first fusion has nothing to add"
+LAST_PREFIX = "of the prefix's last layer only keys and values are read"
 BY_NAME: dict[str, dict[str, str]] = {
     "Canine": {
         r"\.(projection|final_char_encoder)\.": "of the characters, where the head reads a pool"
@@ -25,6 +28,15 @@ BY_NAME: dict[str, dict[str, str]] = {
     "DecisionTransformer": {r"^encoder\.wte\.": "words, where states and actions come in"},
     "DFine": {r"denoising_class_embed": "denoising needs labels"},
     "Deimv2": {r"denoising_class_embed": "denoising needs labels"},
+    "DPT": {
+        FIRST_FUSION: NO_RESIDUAL,
+        r"^dpt\.layernorm\.": "after the layers that the neck reads",
+    },
+    "DepthAnything": {FIRST_FUSION: NO_RESIDUAL},
+    "PromptDepthAnything": {FIRST_FUSION: NO_RESIDUAL},
+    "ZoeDepth": {FIRST_FUSION: NO_RESIDUAL},
+    "Emu3": {r"\.vqmodel\.": QUANTIZED},
+    "Ernie4_5_VLMoe": {r"\.vision_moe\.": OTHER_INPUT},
     "Encodec": {r"^encoder\.": QUANTIZED},
     "Esm": {r"contact_head\.": "predicts contacts, apart from the language model"},
     "Evolla": {r"\.(protein_encoder|sequence_compressor_resampler|adapter)\.": OTHER_INPUT},
@@ -37,6 +49,15 @@ BY_NAME: dict[str, dict[str, str]] = {
     "Mimi": {r"^encoder\.": QUANTIZED},
     "Musicgen": {r"^audio_encoder\.": "codes come in ready made"},
     "MusicgenMelody": {r"^audio_encoder\.": "codes come in ready made"},
+    "MiniCPMOcr": {r"\.(vision_tower|merger)\.": OTHER_INPUT},
+    "MiniCPMV4_6": {r"\.(vision_tower|merger)\.": OTHER_INPUT},
+    "MiniCPMV4_7": {r"\.(vision_tower|merger)\.": OTHER_INPUT},
+    "RTDetr": {r"denoising_class_embed": "denoising needs labels"},
+    "RTDetrV2": {r"denoising_class_embed": "denoising needs labels"},
+    "PI0": {
+        r"\.vlm\.language_model\.(norm|layers\.1\.(mlp|post_attention|self_attn\.[qo]_proj))": LAST_PREFIX,
+        r"\.(vlm\.lm_head|dit\.embed_tokens)": "words, where actions come out",
+    },
     "PeAudio": {r"\.dac_encoder\.": "runs under no_grad"},
     "Phi4Multimodal": {r"\.embed_tokens_extend\.": OTHER_INPUT},
     "SwitchTransformers": {r"\.experts\.": "experts that got no token"},

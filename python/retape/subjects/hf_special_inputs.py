@@ -186,10 +186,15 @@ def long_past(model: Any, batch: Batch) -> Batch:
 
 
 def pi0_batch(model: Any, batch: Batch) -> Batch:
-    config = model.config
-    batch = {k: v for k, v in batch.items() if k not in ("labels", "token_type_ids")}
+    config, vision = model.config, model.config.vlm_config.vision_config
+    images = torch.full(
+        (BATCH, (vision.image_size // vision.patch_size) ** 2), config.vlm_config.image_token_id
+    )
+    ids = torch.cat([images, words(model)], dim=1)
     return {
-        **batch,
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(BATCH, 1, 3, *side(model)),  # one camera
         "pixel_attention_mask": torch.ones(BATCH, 1, dtype=torch.bool),
         "state": torch.randn(BATCH, config.max_state_dim),
         "actions": torch.randn(BATCH, config.chunk_size, config.max_action_dim),
