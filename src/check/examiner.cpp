@@ -382,11 +382,11 @@ void Examiner::found(const Op& op, std::string kind, const std::string& what) {
     found({std::move(kind), name, op.region->name, op.witness ? op.witness->source : "", what});
     return;
   }
-  raise(ReplayMismatch(
+  throw ReplayMismatch(  // under the lock, see errors.h
       "[recompute] " + where(op.region) + name + ": " + what +
       ". Something past the dispatcher has changed what it reads (a kernel of its own, .data, numpy). "
       "Fix: Method::Rerun for that code, or keep the value: Policy::keep_ops({\"" + op.info->name.name +
-      "\"})."));
+      "\"}).");
 }
 
 void Examiner::found(Finding finding) {

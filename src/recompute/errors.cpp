@@ -71,7 +71,7 @@ void throw_root_changed(const Value& root) {
   }
   text << ". Fix: run backward before changing it, or change it inside the scope, where the tape "
        << "sees it and keeps a copy.";
-  raise(ReplayMismatch(text.str()));
+  throw ReplayMismatch(text.str());
 }
 
 void throw_rerun_differs(
@@ -88,7 +88,7 @@ void throw_other_size(const Op& op, size_t expected, size_t got) {
   text << "[recompute] " << where(op.region) << op.info->name.name
        << " replayed a result of another size: expected " << expected << " bytes, got " << got
        << ". Fix: keep it: Policy::keep_ops({\"" << op.info->name.name << "\"}).";
-  raise(ReplayMismatch(text.str()));
+  throw ReplayMismatch(text.str());
 }
 
 }  // namespace detail

@@ -9,7 +9,8 @@
 
 namespace retape::detail {
 
-// Throws it the way the language that runs backward wants it.
+// Throws it the way the language that runs backward wants it. Not under a tape's lock: for that the
+// language may need a lock of its own, whose owner may be waiting for this one.
 [[noreturn]] void raise(const UsageError& error);
 [[noreturn]] void raise(const ReplayMismatch& error);
 
@@ -17,13 +18,15 @@ namespace retape::detail {
 [[noreturn]] void throw_changed_in_place(
     c10::ScalarType dtype, c10::IntArrayRef sizes, uint32_t version, uint32_t expected);
 
+// Those below are thrown under a tape's lock, as they are: who has let go of it raises them.
+
 // A root that a recipe reads is no longer what it was.
 [[noreturn]] void throw_root_changed(const Value& root);
 
 // An op gave a storage of another size than in forward.
 [[noreturn]] void throw_other_size(const Op& op, size_t expected, size_t got);
 
-// A function that ran again did not do what it did in forward. `details` come after the fix.
+// A function that ran again did not do what it did in forward: raised. `details` come after the fix.
 [[noreturn]] void throw_rerun_differs(
     const std::string& region, const std::string& what, const std::string& details = "");
 

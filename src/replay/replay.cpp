@@ -267,18 +267,32 @@ void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
   }
 }
 
-}  // namespace
-
-void consume(Value& value, int pass) {
-  if (value.pass != pass) {
-    value.pass = pass;
-    value.done = 0;
+// What one replay works with. Whatever happens, it is let go of under the lock, and what it brought
+// back for nobody but itself is dropped.
+struct Work {
+  explicit Work(Tape& tape) : tape(tape) {}
+  ~Work() {
+    if (plan.empty() && transient.empty()) {
+      return;
+    }
+    TapeLock lock(tape);
+    plan.clear();
+    for (auto& value : transient) {
+      if (value->hold == Hold::Replayed) {
+        value->drop();
+      }
+    }
+    transient.clear();
   }
-  ++value.done;
-  settle(value, pass);
-}
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
 
-std::vector<c10::Storage> discarded_roots(Tape& tape, Value& value) {
+  Tape& tape;
+  std::vector<c10::intrusive_ptr<Op>> plan;
+  std::vector<c10::intrusive_ptr<Value>> transient;
+};
+
+std::vector<c10::Storage> roots_that_are_discarded(Tape& tape, Value& value) {
   std::vector<c10::Storage> roots;
   TapeLock lock(tape);
   if (value.alias || value.here()) {
@@ -305,30 +319,30 @@ std::vector<c10::Storage> discarded_roots(Tape& tape, Value& value) {
   return roots;
 }
 
-Brought bring_back(Tape& tape, Value& value, int pass) {
-  std::vector<c10::intrusive_ptr<Value>> transient;
+Brought brought_back(Tape& tape, Value& value, int pass) {
+  Work work(tape);
   c10::Storage storage;
   // Planned anew when another thread has used up an input meanwhile. That ends when its pass does.
   for (int attempt = 0; !storage; ++attempt) {
     TORCH_INTERNAL_ASSERT(attempt < 1000, "retape: replay of ", value.recipe->info->name.name,
         " makes no progress");
-    std::vector<c10::intrusive_ptr<Op>> plan;
     {
       TapeLock lock(tape);
+      work.plan.clear();
       if (value.alias) {
         return {value.alias, true};
       }
       if (auto here = value.here()) {
         return {here, value.hold != Hold::Replayed};
       }
-      plan = ops_needed(tape, value, pass);
+      work.plan = ops_needed(tape, value, pass);
     }
     PhaseGuard phase(Phase::Replay);
     c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
     std::optional<FlagsGuard> flags;
     const Flags* set = nullptr;
     torch::jit::Stack stack;
-    for (const auto& op : plan) {
+    for (const auto& op : work.plan) {
       if (op->flags != set) {
         set = op->flags;
         flags.emplace(*set);
@@ -338,24 +352,42 @@ Brought bring_back(Tape& tape, Value& value, int pass) {
         break;
       }
       run.execute();
-      run.publish(pass < 0 ? &transient : nullptr);
+      run.publish(pass < 0 ? &work.transient : nullptr);
       if (op == value.recipe) {
         storage = run.result(value);
       }
     }
-    TapeLock lock(tape);
-    plan.clear();
-  }
-  if (!transient.empty()) {
-    TapeLock lock(tape);
-    for (auto& held : transient) {
-      if (held->hold == Hold::Replayed) {
-        held->drop();
-      }
-    }
-    transient.clear();
   }
   return {storage, false};
+}
+
+// Errors that arise under the lock are raised without it.
+template <typename Function>
+auto raising(const Function& function) {
+  try {
+    return function();
+  } catch (const ReplayMismatch& error) {
+    raise(error);
+  }
+}
+
+}  // namespace
+
+void consume(Value& value, int pass) {
+  if (value.pass != pass) {
+    value.pass = pass;
+    value.done = 0;
+  }
+  ++value.done;
+  settle(value, pass);
+}
+
+std::vector<c10::Storage> discarded_roots(Tape& tape, Value& value) {
+  return raising([&] { return roots_that_are_discarded(tape, value); });
+}
+
+Brought bring_back(Tape& tape, Value& value, int pass) {
+  return raising([&] { return brought_back(tape, value, pass); });
 }
 
 }  // namespace retape::detail

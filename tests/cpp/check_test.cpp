@@ -69,7 +69,7 @@ TEST_F(Check, AnObserverTellsTheRootThatChangedAndNotWhatCameOfIt) {
   const auto findings = observer.findings();
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].kind, "changed unseen");
-  EXPECT_EQ(findings[0].op, "aten::mul.Tensor");
+  EXPECT_EQ(findings[0].op, "aten::mul.Scalar");
   EXPECT_EQ(findings[0].region, "block");
 }
 
