@@ -220,7 +220,7 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "LlavaOnevision": Exceptional(
         changes={"image_grid_pinpoints": [[32, 32]]}, early=special.tiles
     ),
-    "Llava": Exceptional(changes={"vision_feature_layer": -1}),
+    "Llava": Exceptional(early=special.without("image_sizes")),  # those are Pixtral's
     "VipLlava": Exceptional(changes={"vision_feature_layers": [-1, -2]}),
     "Molmo2": Exceptional(changes={"adapter_config": {"vision_feature_layer": [1, 0]}}),
     "Qwen2_5_VL": Exceptional(changes={"vision_config": {"window_size": 32}}),
@@ -249,7 +249,7 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "GraniteSpeech": Exceptional(keep="window"),
     "GraniteSpeechPlus": Exceptional(keep="window"),
     "TimesFm": Exceptional(inputs=special.long_past),
-    "TimesFm2_5": Exceptional(inputs=special.long_past),
+    "TimesFm2_5": Exceptional(changes={"context_length": 128}, inputs=special.long_past),
     "Chameleon": Exceptional(
         changes={"vocabulary_map": {"<image>": 120}}, early=special.without("pixel_values")
     ),
@@ -315,7 +315,8 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "ColModernVBert": Exceptional(early=special.one_image_each),
     "Fuyu": Exceptional(early=special.rows_of_pixels),
     "Canine": Exceptional(model="CanineForTokenClassification"),
-    "HunYuanMoEV1": Exceptional(changes={"moe_topk": 2}),
+    "HunYuanMoEV1": Exceptional(changes={"moe_topk": 2, "num_experts": 4}),
+    "Swin2SR": Exceptional(changes={"image_size": 32}),
 }
 NOT_BUILT: dict[str, str] = {
     "Gemma4Assistant": "drafts for another model, whose keys and values it needs",
