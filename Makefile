@@ -15,7 +15,7 @@ export CCACHE_NOHASHDIR := 1
 export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: demo test test-cpp test-python setup build fuzz sanitize bench lint proofs clean
+.PHONY: demo test test-cpp test-python setup build fuzz sanitize bench lint proofs mutants clean
 
 demo: build
 	$(PY) -m retape demo
@@ -71,8 +71,13 @@ proofs: build
 	OMP_NUM_THREADS=1 $(PY) tools/proofs_page.py
 	OMP_NUM_THREADS=1 $(PY) -m retape verify --hazards --html $(BUILD)/hazards.html
 
+# Small changes to record, replay and recompute, each of which a C++ test must notice (docs/mutants.md).
+mutants: | $(VENV)/.ready
+	$(PY) -m pip install --quiet --disable-pip-version-check libclang==18.1.1
+	$(PY) -m tools.mutants --build $(BUILD) --jobs $(WORKERS) $(MUTANTS)
+
 lint: | $(VENV)/.ready
-	$(VENV)/bin/ruff check --quiet python tests examples
+	$(VENV)/bin/ruff check --quiet python tests examples tools/mutants
 
 clean:
 	rm -rf $(BUILD) $(VENV)

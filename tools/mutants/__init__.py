@@ -1,0 +1,1 @@
+"""Mutation testing of record, replay and recompute: one build, every mutant behind a switch."""

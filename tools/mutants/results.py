@@ -1,0 +1,54 @@
+"""What is known about mutants from runs before, and why some of them may live."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import tomllib
+
+from .mutant import Mutant
+from .run import Result
+
+
+class Cache:
+    """Results by the text of the mutated source. Who survived is asked again when tests change."""
+
+    def __init__(self, path: pathlib.Path, tests: str):
+        self.path = path
+        self.tests = tests
+        self.known: dict[str, dict] = json.loads(path.read_text()) if path.exists() else {}
+
+    def get(self, digest: str) -> Result | None:
+        entry = self.known.get(digest)
+        if entry is None or (entry["status"] != "killed" and entry["with"] != self.tests):
+            return None
+        return Result(**{f.name: entry[f.name] for f in dataclasses.fields(Result)})
+
+    def put(self, digest: str, result: Result) -> None:
+        self.known[digest] = {**dataclasses.asdict(result), "with": self.tests}
+
+    def save(self) -> None:
+        self.path.write_text(json.dumps(self.known, indent=0))
+
+
+def digest_of_tests(folder: pathlib.Path) -> str:
+    total = hashlib.sha256()
+    for path in sorted(folder.glob("*.*")):
+        total.update(path.read_bytes())
+    return total.hexdigest()[:20]
+
+
+class Reasons:
+    """survivors.toml: by file, function, original and mutation, so that lines may move."""
+
+    def __init__(self, path: pathlib.Path):
+        listed = tomllib.loads(path.read_text())["survivor"] if path.exists() else []
+        self.reasons = {
+            (entry["file"], entry["function"], change): entry["reason"].strip()
+            for entry in listed
+            for change in entry["changes"]
+        }
+
+    def of(self, mutant: Mutant) -> str:
+        change = f"{mutant.original} => {mutant.mutated or 'nothing'}"
+        return self.reasons.get((mutant.file, mutant.function, change), "")
