@@ -59,10 +59,11 @@ def refused(capsys, *words: str) -> str:
 def test_the_demos_run_with_nothing_to_write(capsys):
     code, result = verify()
     assert code == 0
-    assert [row["subject"] for row in result["rows"]] == ["demo:gpt", "demo:mixed"]
+    subjects = [row["subject"] for row in result["rows"]]
+    assert subjects == ["demo:gpt", "demo:mixed", "cpp:pi05", "cpp:pi05-open", "cpp:pi05-sdpa"]
     assert all(row["kind"] == "equal" for row in result["rows"])
     assert all(row["verdict"]["ops_replayed"] > 0 for row in result["rows"])
-    assert "2 cases: 2 equal" in capsys.readouterr().out
+    assert "5 cases: 5 equal" in capsys.readouterr().out
 
 
 def test_policies_and_dtypes_are_a_row_each(capsys):
