@@ -61,6 +61,12 @@ BY_NAME: dict[str, dict[str, str]] = {
     "PeAudio": {r"\.dac_encoder\.": "runs under no_grad"},
     "Phi4Multimodal": {r"\.embed_tokens_extend\.": OTHER_INPUT},
     "SwitchTransformers": {r"\.experts\.": "experts that got no token"},
+    "Wav2Vec2Conformer": {r"pos_conv_embed\.": "its positions are relative by default"},
+    "XLNet": {
+        r"mask_emb$|\.(seg_embed|r_s_bias)$": "segments and targets, of which there are none"
+    },
+    "VideoLlava": {r"\.video_tower\.": OTHER_INPUT},
+    "TrOCR": {r"\.encoder_attn": "reads an encoder, and the decoder is alone here"},
     "VJEPA2": {r"\.predictor\.": "predicts masked frames, where the head classifies"},
 }
 

@@ -41,6 +41,7 @@ SAM2 = {
     },
     "prompt_encoder_config": {"image_size": 128, "patch_size": 16},
 }
+WINDOW = {"vision_config": {"window_size": 32}}
 CROSS = {"decoder": {"is_decoder": True, "add_cross_attention": True}}
 FORECAST = {
     "prediction_length": 4,
@@ -223,8 +224,8 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "Llava": Exceptional(early=special.without("image_sizes")),  # those are Pixtral's
     "VipLlava": Exceptional(changes={"vision_feature_layers": [-1, -2]}),
     "Molmo2": Exceptional(changes={"adapter_config": {"vision_feature_layer": [1, 0]}}),
-    "Qwen2_5_VL": Exceptional(changes={"vision_config": {"window_size": 32}}),
-    "Qwen2_5OmniThinker": Exceptional(changes={"vision_config": {"window_size": 32}}),
+    "Qwen2_5_VL": Exceptional(changes=WINDOW),
+    "Qwen2_5OmniThinker": Exceptional(changes=WINDOW),
     "Mllama": Exceptional(
         changes={
             "vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 192},
@@ -317,6 +318,12 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "Canine": Exceptional(model="CanineForTokenClassification"),
     "HunYuanMoEV1": Exceptional(changes={"moe_topk": 2, "num_experts": 4}),
     "Swin2SR": Exceptional(changes={"image_size": 32}),
+    "Align": Exceptional(model="AlignModel"),  # its classifier takes the width of another config
+    "Exaone4_5_": Exceptional(changes=WINDOW),
+    "HyperCLOVAXVisionV2": Exceptional(changes=WINDOW),
+    "VJEPA2": Exceptional(changes={"crop_size": 32, "image_size": 32, "frames_per_clip": 4}),
+    "MossTranscribeDiarizeAudio": Exceptional(inputs=special.without("attention_mask")),
+    "Qwen2AudioEncoder": Exceptional(inputs=special.without("attention_mask")),
 }
 NOT_BUILT: dict[str, str] = {
     "Gemma4Assistant": "drafts for another model, whose keys and values it needs",

@@ -65,7 +65,7 @@ def global_attention(model: Any, batch: Batch) -> Batch:
 
 def entities(model: Any, batch: Batch) -> Batch:
     ids = torch.randint(3, model.config.entity_vocab_size, (BATCH, 3))
-    places = torch.full((BATCH, 3, model.config.max_mention_length), -1)
+    places = torch.full((BATCH, 3, 4), -1)
     places[..., 0] = torch.arange(3)
     labels = {"entity_labels": ids, "entity_position_ids": places}
     return {**batch, "entity_ids": ids, "entity_attention_mask": torch.ones_like(ids), **labels}

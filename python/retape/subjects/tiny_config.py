@@ -166,6 +166,8 @@ def smaller(name: str, value: Any, ids: Ids) -> Any:
     if isinstance(value, int):
         limit = next((limit for rule, limit in RULES if re.search(rule, name)), None)
         return value if limit is None or value <= limit else limit
+    if isinstance(value, dict) and "mrope_section" in value:  # some configs check it at once
+        return {**value, "mrope_section": [HEAD_WIDTH // 4, HEAD_WIDTH // 8, HEAD_WIDTH // 8]}
     if isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
         return smaller_list(name, value)
     return value
