@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from retape import _C
 
 _DIFFERENCE = "order step what name differing elements ulps first plain recomputed".split()
 _FINDING = "kind op region source what".split()
+_LISTS = ("differences", "findings")
 _COUNTS = "tensors_compared values_checked ops_replayed reruns".split()
 
 
@@ -95,6 +97,10 @@ class Verdict:
             "findings": [{n: getattr(f, n) for n in _FINDING} for f in self.findings],
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, it is what it says."""
+        return _told, (self.to_dict(), self.explain())
+
     def __bool__(self) -> bool:
         return self.kind == "equal"
 
@@ -103,3 +109,8 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"<retape.Verdict {self.kind}: {self.tensors_compared} tensors>"
+
+
+def _told(said: dict[str, Any], text: str) -> Verdict:
+    lists = {name: [SimpleNamespace(**each) for each in said[name]] for name in _LISTS}
+    return Verdict(SimpleNamespace(**{**said, **lists}, explain=lambda: text))

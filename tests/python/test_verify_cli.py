@@ -219,13 +219,66 @@ def small_hf(monkeypatch):
 
 
 def test_every_architecture_is_a_row_equal_or_not_built_with_the_reason(small_hf, capsys):
-    code, result = verify("--all-hf", "--dtype", "bfloat16")
+    code, result = verify("--all-hf", "--dtype", "bfloat16", "--jobs", "0")
     assert code == 0
     assert [(row["subject"], row["kind"], row["cause"]) for row in result["rows"]] == [
         ("hf:Partly", "equal", ""),
         ("hf:Absent", "not built", "needs a package: timm"),
     ]
     assert "2 cases: 1 equal, 1 not built" in capsys.readouterr().out
+
+
+def test_a_row_that_crashes_or_hangs_in_its_own_process_is_a_row(capsys):
+    Path("wild.py").write_text(WILD)
+    code, result = verify(
+        *"wild:good wild:killed wild:leaves wild:hangs wild:wrong --jobs 1 --time-limit 10".split()
+    )
+    assert code == 1
+    assert [(row["subject"], row["kind"], row["cause"]) for row in result["rows"]][:4] == [
+        ("wild:good", "equal", ""),
+        ("wild:killed", "different", "the process that ran it was ended by SIGKILL"),
+        ("wild:leaves", "different", "the process that ran it ended itself with exit code 7"),
+        ("wild:hangs", "not built", "no verdict in 10 s. Fix: --time-limit 20"),
+    ]
+    wrong = result["rows"][4]
+    assert wrong == {**verify("wild:wrong")[1]["rows"][0], "seconds": wrong["seconds"]}
+    assert wrong["verdict"]["differences"] and wrong["kind"] == "different"
+    assert "Again: retape verify wild:killed" in capsys.readouterr().out
+
+
+WILD = """
+import os
+import signal
+import threading
+
+from mymodels import *
+
+
+def good():
+    return Block(), x()
+
+
+def wrong():
+    return WritesBehindTheBack(), x()
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves():
+    os._exit(7)
+
+
+def hangs():
+    threading.Event().wait()
+"""
+
+
+def test_processes_do_not_go_with_faults(capsys):
+    assert "leave one out" in refused(capsys, *"demo:gpt --inject one-ulp --jobs 2".split())
+    assert "expected 0 or more" in refused(capsys, *"demo:gpt --jobs -1".split())
+    assert "expected more than 0" in refused(capsys, *"demo:gpt --time-limit 0".split())
 
 
 def test_an_architecture_by_name(small_hf, capsys):

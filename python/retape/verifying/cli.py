@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,8 +17,8 @@ import retape
 from retape import _artefact
 from retape._text import Exit
 from retape.subjects import find
+from retape.verifying import apart, faults, junit, table
 from retape.verifying import case as cases
-from retape.verifying import faults, junit, table
 from retape.verifying.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Case, Result
 
 if TYPE_CHECKING:
@@ -83,6 +84,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--junit", metavar="PATH", help="a JUnit XML file, a test case for each row"
     )
     parser.add_argument("--html", metavar="PATH", help="one page with everything in it")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="rows in N processes of their own, where a crash is a row; 0: in this one "
+        "(with --all-hf a process for each core, else 0)",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="for each row in a process of its own (%(default)g)",
+    )
 
 
 def run(args: argparse.Namespace, console: Console) -> Outcome:
@@ -108,6 +123,12 @@ def _check(args: argparse.Namespace) -> None:
                 _refuse(args, f"--{name}", value, known)
     if args.steps < 1:
         args.parser.error(f"--steps {args.steps}: expected at least 1")
+    if args.jobs is not None and args.jobs < 0:
+        args.parser.error(f"--jobs {args.jobs}: expected 0 or more")
+    if args.time_limit <= 0:
+        args.parser.error(f"--time-limit {args.time_limit:g}: expected more than 0")
+    if args.jobs and args.inject is not None:
+        _usage(args, "--jobs with --inject, which counts hits in this process. Fix: leave one out.")
     if args.method == "rerun" and args.policy:
         _usage(args, "--policy with --method rerun, which keeps nothing. Fix: leave one out.")
     if args.inject not in (None, "list", "all"):
@@ -182,11 +203,33 @@ def _run_all(rows: Sequence[Case], console: Console, one_of_many: bool = False) 
     return results
 
 
+def _run_apart(rows: Sequence[Case], jobs: int, limit: float, console: Console) -> list[Result]:
+    results: list[Result] = []
+
+    def all_of_them(advance: Callable[[str], None]) -> None:
+        advance(f"{jobs} processes")
+        results.extend(apart.run(rows, jobs, limit, lambda row: advance(f"{row.subject}, {row.how}")))
+
+    progress(all_of_them, len(rows), console)
+    return results
+
+
 def progress(work: Callable[[Callable[[str], None]], None], total: int, console: Console) -> None:
     """Calls `work(advance)`; `advance(what)` is called before each of `total` parts."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
@@ -196,7 +239,13 @@ def progress(work: Callable[[Callable[[str], None]], None], total: int, console:
 
 
 def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Outcome:
-    results = _run_all(rows, console, one_of_many=args.all_hf)
+    jobs = args.jobs
+    if jobs is None:
+        jobs = (os.cpu_count() or 1) if args.all_hf else 0
+    if jobs:
+        results = _run_apart(rows, jobs, args.time_limit, console)
+    else:
+        results = _run_all(rows, console, one_of_many=args.all_hf)
     table.print_results(results, console)
     if args.junit:
         junit.write(args.junit, [_test_case(result) for result in results])
