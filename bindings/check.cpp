@@ -12,11 +12,20 @@ namespace py = pybind11;
 
 namespace {
 
+// "…/site-packages/torch/": where a package lies, wherever the user's own folders may be.
+std::string folder_of(const char* package) {
+  return py::module_::import(package).attr("__path__").attr("__getitem__")(0).cast<std::string>() + "/";
+}
+
 // Of a library that stands between a line of the model and an op.
 bool is_library(const std::string& file) {
-  const auto has = [&](const char* part) { return file.find(part) != std::string::npos; };
-  const bool model = has("/retape/subjects/") || has("/retape/hazards/") || has("/retape/_gpt.py");
-  return !model && (has("/torch/") || has("/retape/") || file.front() == '<');
+  static const auto* torch = new std::string(folder_of("torch"));
+  static const auto* ours = new std::string(folder_of("retape"));
+  if (file.starts_with(*ours)) {
+    const auto rest = file.substr(ours->size());
+    return !(rest.starts_with("subjects/") || rest.starts_with("hazards/") || rest == "_gpt.py");
+  }
+  return file.starts_with(*torch) || file.front() == '<';
 }
 
 // The innermost line of the user's own: "model.py:31 in forward".

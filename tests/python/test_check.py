@@ -83,6 +83,19 @@ def test_an_observer_tells_a_write_past_the_dispatcher_from_memory_that_was_lost
     assert finding.source.startswith("test_check.py:")
 
 
+@pytest.mark.parametrize("folder", ["torch", "retape"])
+def test_a_line_of_the_users_is_told_wherever_their_folders_lie(folder, tmp_path) -> None:
+    file = tmp_path / folder / "model.py"
+    code = "def forward(w):\n    h = w * 2\n    h.detach().numpy()[0] = 9\n    return (h + 1).sin()\n"
+    names: dict = {}
+    exec(compile(code, str(file), "exec"), names)
+    with retape._C.Observer() as observer:
+        with retape.recompute("full"):
+            loss = names["forward"](torch.full((4,), 0.5, requires_grad=True)).sum()
+        loss.backward()
+    assert observer.findings[0].source == "model.py:4 in forward"
+
+
 def test_a_graph_that_dies_does_not_count_as_a_step() -> None:
     retape.check_every(5)
     with retape.recompute("full"):
