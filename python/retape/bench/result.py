@@ -1,0 +1,120 @@
+"""What `retape bench` measured, as it goes into the JSON artefact and into every renderer.
+
+A run has subjects (a block or a model at one size and dtype), a subject has rows (one for each
+method), a row has cells. What could not be measured is None, and `skipped` or `error` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# Low quartile, median, high quartile.
+Spread = tuple[float, float, float]
+
+BITWISE, CLOSE, DIFFERENT = "bitwise", "close", "different"
+
+
+@dataclass
+class Row:
+    """One method on one subject."""
+
+    method: str  # "retape full": the name that is typed and shown
+    family: str  # "plain", "retape", "torch", "output discard", "compile", "other"
+    around: str = ""  # what it is wrapped around: "inner", "block", "model"
+    peak: int | None = None  # bytes: parameters, input, gradients, activations, all of them
+    held: int | None = None  # bytes of activations when backward began
+    forward: Spread | None = None  # seconds
+    backward: Spread | None = None
+    total: Spread | None = None
+    ratio: Spread | None = None  # of the total to plain's, round by round
+    gflop: float | None = None  # of matrix products
+    equal: str | None = None  # gradients beside plain's: BITWISE, CLOSE (to rounding) or DIFFERENT
+    replayed: int | None = None  # ops
+    skipped: str = ""  # why it was not run
+    error: str = ""  # that it ended with
+
+
+@dataclass
+class Event:
+    """One allocation or free of a step, in order."""
+
+    bytes: int  # negative: freed
+    current: int  # live after it
+    id: int  # the same for an allocation and its free
+    kind: str  # "kept" (forward), "replayed", "gradient" (backward)
+    op: str
+    region: str = ""
+
+
+@dataclass
+class Timeline:
+    method: str
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass
+class Subject:
+    """A block or a model at one size: everything in it was run on the same work."""
+
+    name: str  # "swiglu"
+    title: str  # "w2([silu(w1 x) * w3 x])": for people
+    group: str  # "blocks" or "models"
+    size: dict[str, Any]  # layers, dtype, d_model ...: of the memory columns
+    time_size: dict[str, Any] | None = None  # where times were taken at another size
+    rows: list[Row] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
+
+    @property
+    def plain(self) -> Row | None:
+        return next((row for row in self.rows if row.family == "plain"), None)
+
+    @property
+    def key(self) -> str:
+        """Tells it from the same block at another size: "swiglu, 8 layers, float32"."""
+        layers = self.size.get("layers")
+        parts = [self.name, f"{layers} layer{'s' * (layers != 1)}" if layers else "", self.size.get("dtype")]
+        return ", ".join(str(part) for part in parts if part)
+
+
+@dataclass
+class Run:
+    subjects: list[Subject] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def saved(row: Row, plain: Row | None) -> float | None:
+    """The part of plain's peak that is not needed: 0.43."""
+    if row.peak is None or plain is None or not plain.peak:
+        return None
+    return 1 - row.peak / plain.peak
+
+
+def run_from(result: dict[str, Any]) -> Run:
+    """Back from an artefact's "result". KeyError or TypeError if that is not one of ours."""
+    subjects = [
+        Subject(
+            **{
+                **subject,
+                "rows": [Row(**_spreads(row)) for row in subject["rows"]],
+                "timelines": [
+                    Timeline(t["method"], [Event(**event) for event in t["events"]])
+                    for t in subject["timelines"]
+                ],
+            }
+        )
+        for subject in result["subjects"]
+    ]
+    return Run(subjects, list(result["warnings"]))
+
+
+def _spreads(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(cell) if _is_list(cell) else cell for name, cell in row.items()}
+
+
+def _is_list(cell: Any) -> bool:
+    return isinstance(cell, Iterable) and not isinstance(cell, str)
