@@ -1,5 +1,6 @@
 #include "bindings.h"
 
+#include <retape/dry_run.h>
 #include <retape/memory.h>
 
 #include <pybind11/stl.h>
@@ -31,6 +32,8 @@ void bind_memory(py::module_& module) {
       .def_readonly("id", &MemoryEvent::id)
       .def_readonly("op", &MemoryEvent::op)
       .def_property_readonly("phase", [](const MemoryEvent& e) { return word(e.phase); });
+
+  py::class_<DryRun>(module, "DryRun").def(py::init<>()).def_property_readonly("flops", &DryRun::flops);
 
   py::class_<MemoryMeter>(module, "MemoryMeter")
       .def(

@@ -2,10 +2,12 @@
 #include "python_call.h"
 
 #include <retape/error.h>
+#include <retape/lean.h>
 #include <retape/policy.h>
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 
 #include <pybind11/stl.h>
 
@@ -66,7 +68,18 @@ PolicyFunction from_callable(py::function function) {
 
 }  // namespace
 
+// A lean node is a stock node to whoever looks at grad_fn: its type, its name, what it has saved.
+void show_lean_nodes_as_stock() {
+  const py::object functions = py::module_::import("torch._C").attr("_functions");
+  for (const auto& [type, stock] : detail::lean_types()) {
+    const py::object shown = functions.attr(stock);
+    torch::autograd::registerCppFunction(type, reinterpret_cast<PyTypeObject*>(shown.ptr()));
+  }
+}
+
 void bind_policy(py::module_& module) {
+  show_lean_nodes_as_stock();
+  module.def("set_least_lean_bytes", &detail::set_least_lean_bytes, py::arg("bytes"));
   py::class_<Info>(module, "ValueInfo")
       .def_readonly("op", &Info::op)
       .def_readonly("overload", &Info::overload)
@@ -90,6 +103,7 @@ void bind_policy(py::module_& module) {
       .def("keep_ops", &Policy::keep_ops, py::arg("names"))
       .def("drop_ops", &Policy::drop_ops, py::arg("names"))
       .def("anchors", &Policy::anchors, py::arg("on"))
+      .def("lean", &Policy::lean, py::arg("on"))
       .def("describe", &Policy::describe)
       .def("__repr__", [](const Policy& p) { return "<retape.Policy " + p.describe() + ">"; });
 }

@@ -67,6 +67,11 @@ class RETAPE_API Policy {
   Policy drop_ops(const std::vector<std::string>& names) const;
   Policy anchors(bool on) const;
 
+  // Backward nodes of matrix products, products of elements, silu, gelu and softmax that let go of
+  // what they have used and write over gradients that nobody else holds: the same bits from less
+  // memory, whatever is dropped. On unless switched off.
+  Policy lean(bool on) const;
+
   // "full", "cheap, keep aten::mm": for errors and reports.
   std::string describe() const;
 

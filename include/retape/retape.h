@@ -4,8 +4,10 @@
 #include <retape/check.h>
 #include <retape/checkpoint.h>
 #include <retape/eager.h>
+#include <retape/dry_run.h>
 #include <retape/error.h>
 #include <retape/layers.h>
+#include <retape/lean.h>
 #include <retape/memory.h>
 #include <retape/output_discard.h>
 #include <retape/policy.h>

@@ -13,7 +13,7 @@ import torch
 from retape import _C
 from retape._C import MemoryEvent
 
-__all__ = ["MemoryEvent", "Meter"]
+__all__ = ["Dry", "MemoryEvent", "Meter"]
 
 
 class Meter:
@@ -62,3 +62,27 @@ class Meter:
     def reset_peak(self) -> None:
         self._open().reset_peak()
 
+
+class Dry:
+    """While it is open, ops on this thread allocate what they return and compute nothing.
+
+        with retape.memory.Dry(), retape.memory.Meter() as m:
+            model(batch).square().mean().backward()
+        print(m.peak)  # had it been computed
+
+    What ops return is garbage; so is what the step did to buffers. Scratch that a kernel takes inside
+    is not counted. Code that looks at values may go astray.
+    """
+
+    def __init__(self) -> None:
+        self.flops = 0  # of matrix products that were not computed; known at the end
+        self._run: _C.DryRun | None = None
+
+    def __enter__(self) -> Self:
+        self._run = _C.DryRun()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._run is not None:
+            self.flops = self._run.flops
+        self._run = None

@@ -13,7 +13,7 @@ namespace retape::detail {
 class Frontier {
  public:
   void add(Value& value);
-  size_t bytes();  // in use now; forgets what has died
+  size_t bytes();  // in use now; forgets the others
   const std::vector<c10::intrusive_ptr<Value>>& values() const { return values_; }
   void forget_roots();  // values without a recipe: what holds them from now on is not seen here
   void clear() { values_.clear(); }

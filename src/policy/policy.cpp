@@ -147,6 +147,12 @@ Policy Policy::drop_ops(const std::vector<std::string>& names) const {
   return Policy(std::move(impl));
 }
 
+Policy Policy::lean(bool on) const {
+  auto impl = std::make_shared<Impl>(*impl_);
+  impl->lean = on;
+  return Policy(std::move(impl));
+}
+
 Policy Policy::anchors(bool on) const {
   auto impl = std::make_shared<Impl>(*impl_);
   impl->anchors = on;
@@ -158,6 +164,9 @@ std::string Policy::describe() const {
   std::string text = kNames[static_cast<int>(impl_->kind)];
   if (impl_->kind == Impl::Kind::Full && !impl_->anchors) {
     text += ", no anchors";
+  }
+  if (!impl_->lean) {
+    text += ", not lean";
   }
   if (!impl_->keep.empty()) {
     text += ", keep " + joined(impl_->keep);

@@ -22,6 +22,7 @@ struct Policy::Impl {
 
   Kind kind = Kind::None;
   bool anchors = true;
+  bool lean = true;
   PolicyFunction decide;
   std::vector<std::string> keep;
   std::vector<std::string> drop;

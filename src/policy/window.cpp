@@ -103,6 +103,7 @@ bool Window::replays(const Op& op) const {
 }
 
 void Window::decide() {
+  frontier_.bytes();  // before anything is dropped, which is freed only later: who is in use is known
   Problem problem(static_cast<int64_t>(held_.size()) + 1);
   ska::flat_hash_map<const Value*, uint32_t> readers_here;
   ska::flat_hash_map<const Op*, bool> seen;
@@ -181,8 +182,7 @@ void Window::cut_long_chains() {
   }
   for (const auto& value : frontier_.values()) {
     const auto it = from_before.find(value.get());
-    if (it != from_before.end() && it->second && value->hold == Hold::None &&
-        value->in_use_elsewhere()) {
+    if (it != from_before.end() && it->second && value->hold == Hold::None) {
       shelf_.keep(*value);
       shelf_.sever(*value);
     }

@@ -74,6 +74,9 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     op.redispatchBoxed(below, stack);
   } else {
     recorder->run(op, info, below, stack);
+    if (info.make_lean != nullptr && recorder->region().policy.impl().lean) {
+      info.make_lean(stack->back().toTensor());
+    }
   }
   if (watch != nullptr) {
     watch->after(info, *stack);

@@ -120,6 +120,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
     }
   }
 
+  info.make_lean = lean_node_for(info.name);
   info.random = op.hasTag(at::Tag::nondeterministic_seeded);
   info.pointwise = op.hasTag(at::Tag::pointwise);
   info.cheap = info.pointwise || op.hasTag(at::Tag::reduction) || listed(lists::kCheap, name);

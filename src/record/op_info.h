@@ -2,6 +2,8 @@
 // registrations, and from the lists in op_lists.h where those say nothing or lie.
 #pragma once
 
+#include "lean/lean.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
@@ -34,6 +36,7 @@ struct OpInfo {
   c10::SmallVector<uint16_t, 2> writes;   // arguments it writes, by its schema
   c10::SmallVector<uint16_t, 2> scratch;  // arguments it updates while `training` is set
   int training_arg = -1;
+  MakeLean make_lean = nullptr;  // its backward can do with less (lean/)
 
   // Views and questions: no value comes of them and none changes.
   bool makes_nothing() const { return is_view || (!returns_tensors && writes.empty() && scratch.empty()); }

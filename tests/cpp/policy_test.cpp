@@ -85,6 +85,19 @@ TEST(Policy, CheapReplaysNoMatrixProduct) {
   EXPECT_EQ(scope.stats().ops_replayed, 2u);  // silu, mul
 }
 
+TEST(Policy, CheapDropsAllOfANormAcrossItsNarrowPlace) {
+  // The mean of squares is narrow: a window ends there. What the next one makes from it is replayed
+  // all the same once nobody uses it any more.
+  const auto x = leaf({64, 1024});
+  const auto w = leaf({1024}, 8);
+  const auto v = leaf({1024, 1024}, 9);
+  MemoryMeter meter;
+  Recompute scope(Policy::cheap());
+  auto y = at::rms_norm(x, {1024}, w).mm(v);
+  scope.close();
+  EXPECT_LT(meter.current(), y.nbytes() + 4096);
+}
+
 TEST(Policy, CheapKeepsAnUnsavedValueWhereThatIsFewerBytes) {
   // Saved are four wide products of one narrow value that autograd itself never saves.
   const auto x = leaf({64, 64});

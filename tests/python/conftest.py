@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+import retape
+
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests.python.bits, tests.python.programs
 torch.set_num_threads(1)
+retape._C.set_least_lean_bytes(0)  # small tensors too
 
 _tallies: dict[str, Counter[bool]] = {}
 

@@ -1,0 +1,252 @@
+"""What people use to train in less memory, each as a way to call a stack of layers.
+
+A method is one line in METHODS. `apply(layers, x)` calls them in order and returns the last output;
+one that is not installed here says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import checkpoint as torch_checkpoint
+
+import retape
+
+Layers = Sequence[nn.Module]
+Apply = Callable[[Layers, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    family: str
+    around: str  # "inner", "block" or "model"
+    apply: Apply
+    needs: str = ""  # a package
+    is_eager: bool = True
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot run here; empty if it can."""
+        if self.needs and importlib.util.find_spec(self.needs.partition(".")[0]) is None:
+            return f"needs the package {self.needs.partition('.')[0]}"
+        return ""
+
+
+def plain(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _around_block(call: Callable[..., Any]) -> Apply:
+    """`call(function, x)` around every layer."""
+
+    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = call(layer, x)
+        return x
+
+    return apply
+
+
+def _around_inner(call: Callable[..., Any]) -> Apply:
+    """`call(function, x)` around what peers wrap; the consumer of its output stands outside."""
+
+    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = layer.outer(call(layer.inner, x), x)
+        return x
+
+    return apply
+
+
+# ---- Retape
+
+_seen: list[list[Any]] = []
+
+
+@contextlib.contextmanager
+def scopes() -> Iterator[list[Any]]:
+    """Every scope that a method opens meanwhile."""
+    found: list[Any] = []
+    _seen.append(found)
+    try:
+        yield found
+    finally:
+        _seen.remove(found)
+
+
+def _scope(policy: Any) -> Any:
+    scope = retape.recompute(policy)
+    for found in _seen:
+        found.append(scope)
+    return scope
+
+
+def _scope_per_block(policy: Any) -> Apply:
+    def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with _scope(policy):
+            return layer(x)
+
+    return _around_block(call)
+
+
+def _one_scope(policy: Any) -> Apply:
+    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+        with _scope(policy):
+            return plain(layers, x)
+
+    return apply
+
+
+def keep_last(kept: int) -> Apply:
+    """Everything of the last layers is kept: they are the first that backward asks for."""
+
+    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(layers):
+            with _scope("cheap" if i >= len(layers) - kept else "full"):
+                x = layer(x)
+        return x
+
+    return apply
+
+
+def _discard(backend: str) -> Apply:
+    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            checkpoint = retape.OutputDiscardCheckpoint(backend=backend)
+            y = layer.outer(checkpoint.checkpoint(layer.inner, x), x)
+            checkpoint.discard_output_and_register_recompute(y)
+            x = y
+        return x
+
+    return apply
+
+
+# ---- torch
+
+
+def _checkpoint(reentrant: bool) -> Callable[..., Any]:
+    return functools.partial(torch_checkpoint.checkpoint, use_reentrant=reentrant)
+
+
+def _keeps_products() -> Any:
+    aten = torch.ops.aten
+    kept = [aten.mm.default, aten.addmm.default, aten.bmm.default]
+    return torch_checkpoint.create_selective_checkpoint_contexts(kept)
+
+
+_selective = functools.partial(
+    torch_checkpoint.checkpoint, use_reentrant=False, context_fn=_keeps_products
+)
+
+
+def _groups(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+    """The square root of n groups, each a checkpoint."""
+    size = max(1, round(len(layers) ** 0.5))
+    for start in range(0, len(layers), size):
+        group = list(layers)[start : start + size]
+        x = _checkpoint(False)(functools.partial(plain, group), x)
+    return x
+
+
+def _compiled(budget: float) -> Apply:
+    """Each layer by itself, as peers' regions are; dynamo does not look at the budget again, so that
+    each has code of its own."""
+
+    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+        import torch._functorch.config as config
+
+        before = config.activation_memory_budget
+        config.activation_memory_budget = budget
+        try:
+            for layer in layers:
+                x = _compiled_forward(type(layer), budget)(layer, x)
+        finally:
+            config.activation_memory_budget = before
+        return x
+
+    return apply
+
+
+@functools.cache
+def _compiled_forward(layer: type[nn.Module], budget: float) -> Callable[..., Any]:
+    def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module(x)
+
+    return torch.compile(forward, dynamic=False)
+
+
+# ---- others
+
+
+def _remat(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    import torch_remat
+
+    return torch_remat.checkpoint(region_name="bench")(function)(x)
+
+
+def _olmo(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+    from olmo_core.nn.output_discard_checkpoint import OutputDiscardCheckpoint
+
+    return _discarding(OutputDiscardCheckpoint, layers, x)
+
+
+def _megatron(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+    from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
+
+    return _discarding(CheckpointWithoutOutput, layers, x)
+
+
+def _discarding(checkpoint_class: Any, layers: Layers, x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        checkpoint = checkpoint_class()
+        y = layer.outer(checkpoint.checkpoint(layer.inner, x), x)
+        checkpoint.discard_output_and_register_recompute(y)
+        x = y
+    return x
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("plain", "plain", "", plain),
+        Method("retape lean", "retape", "model", _one_scope("none")),
+        Method("retape cheap", "retape", "block", _scope_per_block("cheap")),
+        Method("retape full", "retape", "block", _scope_per_block("full")),
+        Method("retape cheap, one scope", "retape", "model", _one_scope("cheap")),
+        Method("retape full, one scope", "retape", "model", _one_scope("full")),
+        Method("torch checkpoint", "torch", "block", _around_block(_checkpoint(False))),
+        Method("torch checkpoint, inner", "torch", "inner", _around_inner(_checkpoint(False))),
+        Method("torch reentrant", "torch", "block", _around_block(_checkpoint(True))),
+        Method("torch reentrant, inner", "torch", "inner", _around_inner(_checkpoint(True))),
+        Method("torch checkpoint, sqrt(n) groups", "torch", "model", _groups),
+        Method("selective", "torch", "block", _around_block(_selective)),
+        Method("selective, inner", "torch", "inner", _around_inner(_selective)),
+        Method("output discard", "output discard", "inner", _discard("cpp")),
+        Method("output discard, fallback", "output discard", "inner", _discard("python")),
+        Method("torch_remat", "other", "block", _around_block(_remat), "torch_remat"),
+        Method("torch_remat, inner", "other", "inner", _around_inner(_remat), "torch_remat"),
+        Method("OLMo-core's output discard", "other", "inner", _olmo, "olmo_core"),
+        Method("Megatron's output discard", "other", "inner", _megatron, "megatron"),
+        Method("torch.compile, budget 1.0", "compile", "block", _compiled(1.0), is_eager=False),
+        Method("torch.compile, budget 0.5", "compile", "block", _compiled(0.5), is_eager=False),
+        Method("torch.compile, budget 0.0", "compile", "block", _compiled(0.0), is_eager=False),
+    )
+}
+
+
+def frontier(layers: int) -> list[Method]:
+    """Points between full and cheap: the last k layers keep their matrix products."""
+    return [
+        Method(f"retape full, last {k} cheap", "retape", "block", keep_last(k))
+        for k in range(1, layers)
+    ]

@@ -1,0 +1,389 @@
+#include "lean/lean.h"
+
+#include "record/view.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <atomic>
+
+namespace retape::detail {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::Edge;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+namespace stock = torch::autograd::generated;
+
+std::atomic<size_t> least_bytes{size_t{1} << 14};
+
+// Nothing but numbers: no graph of this backward, no wrapper, no mode that looks on.
+bool is_plain_backward(const variable_list& grads) {
+  return grads.size() == 1 && grads[0].defined() && !at::GradMode::is_enabled() &&
+      grads[0].layout() == at::kStrided && is_plain(grads[0]) && !grads[0].is_complex() &&
+      !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python);
+}
+
+// The memory of `grad` may hold the result: nobody else has it, it is not somebody's buffer in a
+// tensor's clothes, and its strides are those that a new result would have. A view holds its base.
+bool is_ours_alone(const Tensor& grad) {
+  size_t holders = 1;
+  if (grad.is_view()) {
+    if (grad._base().use_count() != 1) {
+      return false;
+    }
+    ++holders;
+  }
+  const auto& storage = grad.storage();
+  return grad.use_count() == 1 && storage.use_count() == holders && storage.resizable() &&
+      grad.nbytes() == storage.nbytes() &&
+      grad.strides() == c10::IntArrayRef(c10::contiguous_strides(grad.sizes()));
+}
+
+bool is_like(const Tensor& saved, const Tensor& grad) {
+  return saved.defined() && is_plain(saved) && saved.scalar_type() == grad.scalar_type() &&
+      saved.device() == grad.device() && saved.layout() == at::kStrided;
+}
+
+void let_go(SavedVariable& saved) {
+  if (!torch::autograd::get_current_graph_task_keep_graph()) {
+    saved.reset_data();
+  }
+}
+
+// What one node has saved is another's for a while.
+class Lent {
+ public:
+  Lent(SavedVariable& owner, SavedVariable& user) : owner_(owner), user_(user) {
+    user_ = std::move(owner_);
+  }
+  ~Lent() { owner_ = std::move(user_); }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+
+ private:
+  SavedVariable& owner_;
+  SavedVariable& user_;
+};
+
+// ---- matrix products: the weight's gradient first, then the input is not needed any more --------
+
+void copy_constants(const stock::MmBackward0& from, stock::MmBackward0& to) {
+  to.self_layout = from.self_layout;
+  to.self_sym_sizes = from.self_sym_sizes;
+  to.self_sym_strides = from.self_sym_strides;
+  to.mat2_layout = from.mat2_layout;
+  to.mat2_sym_sizes = from.mat2_sym_sizes;
+  to.mat2_sym_strides = from.mat2_sym_strides;
+}
+
+void copy_constants(const stock::AddmmBackward0& from, stock::AddmmBackward0& to) {
+  to.alpha = from.alpha;
+  to.beta = from.beta;
+  to.mat1_layout = from.mat1_layout;
+  to.mat1_sym_sizes = from.mat1_sym_sizes;
+  to.mat1_sym_strides = from.mat1_sym_strides;
+  to.mat2_layout = from.mat2_layout;
+  to.mat2_sym_sizes = from.mat2_sym_sizes;
+  to.mat2_sym_strides = from.mat2_sym_strides;
+}
+
+void copy_constants(const stock::BmmBackward0&, stock::BmmBackward0&) {}
+
+SavedVariable& input_of(stock::MmBackward0& node) { return node.self_; }
+SavedVariable& input_of(stock::AddmmBackward0& node) { return node.mat1_; }
+SavedVariable& input_of(stock::BmmBackward0& node) { return node.self_; }
+
+// Two halves of the stock node, each with some of its edges and what it has saved for those.
+template <class Stock>
+class LeanProduct final : public Stock {
+ public:
+  using Stock::Stock;
+
+  void take_over(Stock& node) {
+    copy_constants(node, *this);
+    input_of(*this) = std::move(input_of(node));
+    this->mat2_ = std::move(node.mat2_);
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const size_t weight = this->num_outputs() - 1;
+    if (!is_plain_backward(grads) || !this->task_should_compute_output(weight) ||
+        !this->task_should_compute_output(weight - 1)) {
+      return Stock::apply(std::move(grads));
+    }
+    std::lock_guard<std::mutex> lock(this->mutex_);
+    auto made = half(grads, [&](size_t edge) { return edge == weight; }, input_of(*this), &input_of);
+    let_go(input_of(*this));
+    auto others = half(grads, [&](size_t edge) { return edge != weight; }, this->mat2_, &weight_of);
+    others[weight] = std::move(made[weight]);
+    return others;
+  }
+
+ private:
+  static SavedVariable& weight_of(Stock& node) { return node.mat2_; }
+
+  template <typename Edges>
+  variable_list half(
+      const variable_list& grads,
+      Edges has_edge,
+      SavedVariable& saved,
+      SavedVariable& (*place)(Stock&)) {
+    torch::autograd::edge_list edges;
+    for (size_t i = 0; i < this->num_outputs(); ++i) {
+      edges.push_back(has_edge(i) ? this->next_edge(i) : Edge());
+    }
+    const auto node = c10::make_intrusive<Stock>(this->sequence_nr(), std::move(edges));
+    copy_constants(*this, *node);
+    Lent lent(saved, place(*node));
+    return node->apply(variable_list(grads));
+  }
+};
+
+// ---- products of elements: written over a factor or over the gradient that came in --------------
+
+Tensor taken(SavedVariable& saved) {
+  auto tensor = saved.unpack();
+  let_go(saved);
+  return tensor;
+}
+
+// grad * factor, in the memory of `over`, one of the two. Broadcast factors too: the engine sums what
+// is larger than its tensor.
+Tensor product_over(Tensor&& over, const Tensor& other) {
+  if (is_ours_alone(over) && is_like(other, over) && at::is_expandable_to(other.sizes(), over.sizes())) {
+    over.mul_(other);
+    return std::move(over);
+  }
+  return {};
+}
+
+Tensor product(Tensor&& grad, const Tensor& factor) {
+  auto made = product_over(std::move(grad), factor);
+  return made.defined() ? made : at::mul(grad, factor);
+}
+
+// While `grad` is still needed.
+Tensor product_beside(const Tensor& grad, Tensor&& factor) {
+  Tensor made;
+  if (factor.sizes() == grad.sizes() && factor.strides() == grad.strides()) {
+    made = product_over(std::move(factor), grad);
+  }
+  return made.defined() ? made : at::mul(grad, factor);
+}
+
+class LeanMul final : public stock::MulBackward0 {
+ public:
+  using MulBackward0::MulBackward0;
+
+  void take_over(stock::MulBackward0& node) {
+    self_ = std::move(node.self_);
+    self_scalar_type = node.self_scalar_type;
+    other_ = std::move(node.other_);
+    other_scalar_type = node.other_scalar_type;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!is_plain_backward(grads) || grads[0].scalar_type() != self_scalar_type ||
+        grads[0].scalar_type() != other_scalar_type) {
+      return MulBackward0::apply(std::move(grads));
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto grad = std::move(grads[0]);
+    variable_list made(2);
+    if (task_should_compute_output(0) && task_should_compute_output(1)) {
+      auto other = taken(other_);
+      if (other.sizes() == grad.sizes()) {
+        made[0] = product_beside(grad, std::move(other));
+        made[1] = product(std::move(grad), taken(self_));
+      } else {
+        made[1] = product_beside(grad, taken(self_));
+        made[0] = product(std::move(grad), other);
+      }
+    } else if (task_should_compute_output(0)) {
+      made[0] = product(std::move(grad), taken(other_));
+    } else if (task_should_compute_output(1)) {
+      made[1] = product(std::move(grad), taken(self_));
+    }
+    return made;
+  }
+};
+
+class LeanPow final : public stock::PowBackward0 {
+ public:
+  using PowBackward0::PowBackward0;
+
+  void take_over(stock::PowBackward0& node) {
+    self_ = std::move(node.self_);
+    exponent = node.exponent;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!is_plain_backward(grads) || !task_should_compute_output(0) || exponent.isComplex() ||
+        exponent.equal(0.0)) {
+      return PowBackward0::apply(std::move(grads));
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto self = taken(self_);
+    const double power = exponent.toDouble();
+    if (!is_like(self, grads[0])) {
+      return {at::mul(grads[0], at::mul(self.pow(power - 1), power))};
+    }
+    auto slope = self.pow(power - 1).mul_(power);
+    return {product(std::move(grads[0]), slope)};
+  }
+};
+
+// ---- functions of one tensor: their gradient is written over the one that came in ---------------
+
+bool fits_over(const Tensor& grad, const Tensor& saved) {
+  return is_ours_alone(grad) && is_like(saved, grad) && saved.sizes() == grad.sizes() &&
+      saved.strides() == grad.strides();
+}
+
+class LeanSilu final : public stock::SiluBackward0 {
+ public:
+  using SiluBackward0::SiluBackward0;
+
+  void take_over(stock::SiluBackward0& node) { self_ = std::move(node.self_); }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!is_plain_backward(grads) || !task_should_compute_output(0)) {
+      return SiluBackward0::apply(std::move(grads));
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto self = taken(self_);
+    auto grad = std::move(grads[0]);
+    if (!fits_over(grad, self)) {
+      return {at::silu_backward(grad, self)};
+    }
+    at::silu_backward_out(grad, grad, self);
+    return {std::move(grad)};
+  }
+};
+
+class LeanGelu final : public stock::GeluBackward0 {
+ public:
+  using GeluBackward0::GeluBackward0;
+
+  void take_over(stock::GeluBackward0& node) {
+    self_ = std::move(node.self_);
+    approximate = node.approximate;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!is_plain_backward(grads) || !task_should_compute_output(0)) {
+      return GeluBackward0::apply(std::move(grads));
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto self = taken(self_);
+    auto grad = std::move(grads[0]);
+    if (!fits_over(grad, self)) {
+      return {at::gelu_backward(grad, self, approximate)};
+    }
+    at::gelu_backward_out(grad, grad, self, approximate);
+    return {std::move(grad)};
+  }
+};
+
+class LeanSoftmax final : public stock::SoftmaxBackward0 {
+ public:
+  using SoftmaxBackward0::SoftmaxBackward0;
+
+  void take_over(stock::SoftmaxBackward0& node) {
+    result_ = std::move(node.result_);
+    dim = node.dim;
+    self_scalar_type = node.self_scalar_type;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!is_plain_backward(grads) || !task_should_compute_output(0)) {
+      return SoftmaxBackward0::apply(std::move(grads));
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto result = result_.unpack(c10::intrusive_ptr<torch::autograd::Node>::reclaim_copy(this));
+    let_go(result_);
+    auto grad = std::move(grads[0]);
+    if (!fits_over(grad, result) || self_scalar_type != grad.scalar_type()) {
+      return {at::_softmax_backward_data(grad, result, dim, self_scalar_type)};
+    }
+    at::_softmax_backward_data_out(grad, grad, result, dim, self_scalar_type);
+    return {std::move(grad)};
+  }
+};
+
+// ---- in the place of the stock node -------------------------------------------------------------
+
+template <class Lean, class Stock>
+void replace(const Tensor& result) {
+  const auto& node = result.grad_fn();
+  if (!node || typeid(*node) != typeid(Stock) || result.layout() != at::kStrided ||
+      result.nbytes() < least_bytes.load(std::memory_order_relaxed) ||
+      torch::autograd::AnomalyMode::is_enabled()) {
+    return;
+  }
+  auto& made_by_torch = static_cast<Stock&>(*node);
+  auto lean = c10::make_intrusive<Lean>(
+      node->sequence_nr(), torch::autograd::edge_list(node->next_edges()));
+  lean->take_over(made_by_torch);
+  lean->add_input_metadata(result);
+  torch::autograd::impl::set_gradient_edge(result, Edge(std::move(lean), 0));
+}
+
+struct Row {
+  const char* op;
+  const char* overload;
+  MakeLean make;
+  const std::type_info& type;
+  const char* stock;
+};
+
+template <class Lean, class Stock>
+Row row(const char* op, const char* overload, const char* stock_name) {
+  return {op, overload, &replace<Lean, Stock>, typeid(Lean), stock_name};
+}
+
+const std::vector<Row>& rows() {
+  static const auto* all = new std::vector<Row>{
+      row<LeanProduct<stock::MmBackward0>, stock::MmBackward0>("aten::mm", "", "MmBackward0"),
+      row<LeanProduct<stock::AddmmBackward0>, stock::AddmmBackward0>("aten::addmm", "", "AddmmBackward0"),
+      row<LeanProduct<stock::BmmBackward0>, stock::BmmBackward0>("aten::bmm", "", "BmmBackward0"),
+      row<LeanMul, stock::MulBackward0>("aten::mul", "Tensor", "MulBackward0"),
+      row<LeanPow, stock::PowBackward0>("aten::pow", "Tensor_Scalar", "PowBackward0"),
+      row<LeanSilu, stock::SiluBackward0>("aten::silu", "", "SiluBackward0"),
+      row<LeanGelu, stock::GeluBackward0>("aten::gelu", "", "GeluBackward0"),
+      row<LeanSoftmax, stock::SoftmaxBackward0>("aten::_softmax", "", "SoftmaxBackward0"),
+  };
+  return *all;
+}
+
+}  // namespace
+
+void set_least_lean_bytes(size_t bytes) {
+  least_bytes = bytes;
+}
+
+MakeLean lean_node_for(const c10::OperatorName& op) {
+  for (const auto& row : rows()) {
+    if (op.name == row.op && op.overload_name == row.overload) {
+      return row.make;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<LeanType> lean_types() {
+  std::vector<LeanType> types;
+  for (const auto& row : rows()) {
+    types.push_back({row.type, row.stock});
+  }
+  return types;
+}
+
+}  // namespace retape::detail

@@ -1,0 +1,174 @@
+// Ops come here below autograd, by a key that nobody in torch 2.13 has a kernel for. It does nothing
+// until a thread includes it.
+#include <retape/dry_run.h>
+
+#include "record/op_info.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <set>
+#include <string>
+
+namespace retape {
+
+namespace {
+
+using detail::OpInfo;
+
+constexpr c10::DispatchKey kDryKey = c10::DispatchKey::Fake;
+constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kDryKey);
+
+bool is_cpu_tensor(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided;
+}
+
+at::Tensor shape_of(const at::Tensor& tensor) {
+  // A number in a tensor's clothes goes as it is, with whatever it stands beside.
+  if (!is_cpu_tensor(tensor) || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return tensor;
+  }
+  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+c10::IValue shape_of(const c10::IValue& arg) {
+  if (arg.isTensor()) {
+    return shape_of(arg.toTensor());
+  }
+  if (arg.isTensorList()) {
+    c10::List<at::Tensor> shapes;
+    for (const at::Tensor& tensor : arg.toTensorList()) {
+      shapes.push_back(shape_of(tensor));
+    }
+    return shapes;
+  }
+  if (arg.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> shapes;
+    for (const std::optional<at::Tensor>& tensor : arg.toOptionalTensorList()) {
+      shapes.push_back(tensor ? std::make_optional(shape_of(*tensor)) : std::nullopt);
+    }
+    return shapes;
+  }
+  if (arg.isDevice() && arg.toDevice().is_cpu()) {
+    return c10::Device(c10::kMeta);
+  }
+  return arg;
+}
+
+at::Tensor memory_for(const at::Tensor& shape) {
+  if (!shape.defined() || !shape.is_meta()) {
+    return shape;
+  }
+  return at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(c10::kCPU));
+}
+
+c10::IValue memory_for(const c10::IValue& result) {
+  if (result.isTensor()) {
+    return memory_for(result.toTensor());
+  }
+  if (result.isTensorList()) {
+    c10::List<at::Tensor> tensors;
+    for (const at::Tensor& tensor : result.toTensorList()) {
+      tensors.push_back(memory_for(tensor));
+    }
+    return tensors;
+  }
+  return result;
+}
+
+bool reads_cpu_tensors(c10::ArrayRef<c10::IValue> args) {
+  bool found = false;
+  for (const auto& arg : args) {
+    if (arg.isTensor()) {
+      found = found || is_cpu_tensor(arg.toTensor());
+    } else if (arg.isTensorList()) {
+      for (const at::Tensor& tensor : arg.toTensorList()) {
+        found = found || is_cpu_tensor(tensor);
+      }
+    }
+  }
+  return found;
+}
+
+// Its result's shape follows from shapes, and nothing but a kernel of its own stands behind it.
+bool can_be_dry(const c10::OperatorHandle& op, const OpInfo& info) {
+  return info.returns_tensors && !info.is_view && op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::Meta) &&
+      !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::inplace_view);
+}
+
+thread_local uint64_t flops_left_out = 0;
+
+// The last two tensors are the factors: (batch of) n x k and k x m.
+void count_flops(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  static const auto* products = new std::set<std::string>{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
+  if (products->count(info.name.name) == 0) {
+    return;
+  }
+  const size_t first = info.name.name == "aten::addmm" || info.name.name == "aten::baddbmm" ? 1 : 0;
+  const auto& left = args[first].toTensor();
+  const auto& right = args[first + 1].toTensor();
+  flops_left_out += 2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(right.size(-1));
+}
+
+void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const OpInfo& info = detail::op_info(op);
+  const auto args = torch::jit::last(*stack, info.arguments);
+  if (!can_be_dry(op, info) || !reads_cpu_tensors(args)) {
+    op.redispatchBoxed(keys & kBelow, stack);  // the key stays on: its parts may be dry
+    return;
+  }
+  count_flops(info, args);
+  torch::jit::Stack shapes;
+  for (const auto& arg : args) {
+    shapes.push_back(shape_of(arg));
+  }
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard wet(kDryKey);
+    op.callBoxed(&shapes);
+  }
+  torch::jit::Stack results;
+  const auto& returns = op.schema().returns();
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    if (returns[i].alias_info() != nullptr && !info.writes.empty()) {
+      results.push_back(args[info.writes[i < info.writes.size() ? i : 0]]);  // itself, or out=
+    } else {
+      results.push_back(memory_for(shapes[i]));
+    }
+  }
+  torch::jit::drop(*stack, info.arguments);
+  for (auto& result : results) {
+    stack->push_back(std::move(result));
+  }
+}
+
+void install_once() {
+  static auto* library = [] {
+    auto* made = new torch::Library(torch::Library::IMPL, "_", kDryKey, __FILE__, __LINE__);
+    made->fallback(torch::CppFunction::makeFromBoxedFunction<&run_dry>());
+    return made;
+  }();
+  (void)library;
+}
+
+}  // namespace
+
+DryRun::DryRun()
+    : was_on_(c10::impl::tls_is_dispatch_key_included(kDryKey)), before_(flops_left_out) {
+  install_once();
+  c10::impl::tls_set_dispatch_key_included(kDryKey, true);
+}
+
+DryRun::~DryRun() {
+  c10::impl::tls_set_dispatch_key_included(kDryKey, was_on_);
+}
+
+uint64_t DryRun::flops() const {
+  return flops_left_out - before_;
+}
+
+}  // namespace retape
