@@ -9,12 +9,13 @@ import sys
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import report
+from . import page, report
 from .build import Plain, Weaver
 from .mutant import Form, Mutant
-from .results import Cache, Reasons, digest_of_tests
+from .results import Cache, Reasons, digest_of
 from .run import Runner
 
 FOLDERS = ["src/record", "src/replay", "src/recompute"]
@@ -29,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="files whose name contains this")
     parser.add_argument("--minimum", type=float, default=0.9, help="share that must be killed")
     parser.add_argument("--fresh", action="store_true", help="forget results of earlier runs")
+    parser.add_argument("--page", type=pathlib.Path, help="write the result into this page")
     parser.add_argument("--list", action="store_true", help="show the mutants and stop")
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"))
     return parser.parse_args()
@@ -106,7 +108,7 @@ def main() -> int:
         cache_path = work / "results.json"
         if args.fresh:
             cache_path.unlink(missing_ok=True)
-        cache = Cache(cache_path, digest_of_tests(root / "tests/cpp"))
+        cache = Cache(cache_path, digest_of(root / "tests/cpp", root / "src", root / "include"))
         texts = {m.file: (root / m.file).read_text() for m in chosen.values()}
         digests = {n: m.digest(texts[m.file]) for n, m in chosen.items()}
         results = {n: r for n in chosen if (r := cache.get(digests[n])) is not None}
@@ -134,12 +136,17 @@ def main() -> int:
     report.show(console, chosen, results, reasons)
     for name in broken:
         console.print(f"[yellow]{name} fails without a mutant: it was not used.[/]")
+    for reason in reasons.outdated(mutants.values(), args.only):
+        console.print(f"[yellow]survivors.toml has a reason for what is not there:[/] {escape(reason)}")
     report.save(
         args.build / "mutants.json", chosen, results, reasons,
         found=len(mutants), not_compiled=len(dropped), seconds=round(time.time() - started),
     )  # fmt: skip
+    if args.page is not None:
+        page.write(args.page, chosen, results, reasons, len(mutants))
     console.print(f"{len(mutants)} mutants found, {len(dropped)} more do not compile. {args.build}/mutants.json")
-    return 0 if report.share(results) >= args.minimum else 1
+    unexplained = any(r.status != "killed" and not reasons.of(chosen[n]) for n, r in results.items())
+    return 1 if unexplained or report.share(results) < args.minimum else 0
 
 
 if __name__ == "__main__":

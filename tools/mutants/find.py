@@ -28,9 +28,8 @@ OTHERS = {
 CONDITIONS = {"==", "!=", "<", "<=", ">", ">=", "&&", "||"}
 ARITHMETIC = {"+", "-", "*", "+=", "-=", "&"}
 
-# What only checks and faults look at (src/check): off in the builds that these tests test.
-HOOKS = re.compile(r"\b(injected|hit|examiner|witness|sabotage\w*|seen|note_step|unwritten|garbage)\b")
-HOOK_FUNCTIONS = {"show", "examine_before", "left_unwritten"}
+# Faults to inject (src/check/fault.h): not in builds that anybody uses.
+FAULTS = re.compile(r"\b(injected|hit|sabotage\w*)\b")
 
 
 class Finder:
@@ -63,7 +62,7 @@ class Finder:
             if not self.here(child):
                 continue
             if child.kind in FUNCTIONS:
-                if child.is_definition() and child.spelling not in HOOK_FUNCTIONS:
+                if child.is_definition():
                     self.function = child
                     self.body(child)
             elif child.kind in SCOPES:
@@ -90,7 +89,7 @@ class Finder:
     def flip(self, kind: str, cursor: Cursor) -> None:
         """Negates a condition, unless what it consists of is negated anyway."""
         cursor = bare(cursor)
-        if cursor.kind == CursorKind.CXX_BOOL_LITERAL_EXPR or HOOKS.search(self.text_of(cursor)):
+        if cursor.kind == CursorKind.CXX_BOOL_LITERAL_EXPR or FAULTS.search(self.text_of(cursor)):
             return
         operator = self.operator(cursor)
         negated = CONDITIONS | {"!"} if kind == "operand" else CONDITIONS - {"&&", "||"} | {"!"}
@@ -113,7 +112,7 @@ class Finder:
         if kind == CursorKind.DECL_STMT and is_constant(self.text_of(cursor)):
             return
         if parent.kind == CursorKind.COMPOUND_STMT:
-            if self.is_hook(cursor):
+            if self.is_fault(cursor):
                 return
             self.statement(cursor)
         if kind in {CursorKind.IF_STMT, CursorKind.WHILE_STMT} and self.branch(cursor):
@@ -132,8 +131,8 @@ class Finder:
             self.literal(cursor)
         self.body(cursor)
 
-    def is_hook(self, statement: Cursor) -> bool:
-        return statement.kind.is_expression() and HOOKS.search(self.text_of(statement)) is not None
+    def is_fault(self, statement: Cursor) -> bool:
+        return statement.kind.is_expression() and FAULTS.search(self.text_of(statement)) is not None
 
     def returns_bool(self, cursor: Cursor) -> bool:
         """By the expression: in a lambda, `function` is the one around it."""
@@ -149,8 +148,8 @@ class Finder:
         condition = children[at - 1]
         start = condition.extent.start.offset
         before = self.text(0, start).rstrip()[-1:]
-        hook = HOOKS.search(re.sub(r"!injected\([\w:]+\)", "", self.text_of(condition)))
-        if hook:
+        fault = FAULTS.search(re.sub(r"!injected\([\w:]+\)", "", self.text_of(condition)))
+        if fault:
             for child in children[at + 1 :]:
                 self.visit(child, cursor)
             return True
@@ -198,7 +197,7 @@ class Finder:
         if found is None:
             return
         operator, operands = found
-        if any(HOOKS.fullmatch(self.text_of(bare(o)).lstrip("!").split("(")[0]) for o in operands):
+        if any(FAULTS.fullmatch(self.text_of(bare(o)).lstrip("!").split("(")[0]) for o in operands):
             return
         if operator == "!":
             self.expression("not", Form.FLIP, cursor, self.text_of(operands[0]))

@@ -19,21 +19,27 @@ def share(results: dict[int, Result]) -> float:
     return sum(r.status == "killed" for r in results.values()) / max(1, len(results))
 
 
-def table(mutants: dict[int, Mutant], results: dict[int, Result]) -> Table:
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+def counts(mutants: dict[int, Mutant], results: dict[int, Result]) -> list[tuple[str, collections.Counter[str]]]:
+    """How many of each status, by file, and of all."""
+    files: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for number, result in results.items():
-        counts[mutants[number].file][result.status] += 1
+        files[mutants[number].file][result.status] += 1
+    return [*sorted(files.items()), ("all", sum(files.values(), collections.Counter()))]
+
+
+def percent(count: collections.Counter[str]) -> str:
+    return f"{100 * count['killed'] / max(1, count.total()):.1f}"
+
+
+def table(mutants: dict[int, Mutant], results: dict[int, Result]) -> Table:
     shown = Table(title="Mutants", title_justify="left")
     shown.add_column("file")
     for column in ["mutants", "killed", "survived", "not reached", "%"]:
         shown.add_column(column, justify="right")
-    total = sum(counts.values(), collections.Counter())
-    for name, count in [*sorted(counts.items()), ("all", total)]:
+    for name, count in counts(mutants, results):
         if name == "all":
             shown.add_section()
-        numbers = [str(count[status]) for status in STATUSES]
-        percent = f"{100 * count['killed'] / max(1, count.total()):.1f}"
-        shown.add_row(name, str(count.total()), *numbers, percent)
+        shown.add_row(name, str(count.total()), *(str(count[s]) for s in STATUSES), percent(count))
     return shown
 
 

@@ -5,13 +5,14 @@ import hashlib
 import json
 import pathlib
 import tomllib
+from collections.abc import Iterable
 
 from .mutant import Mutant
 from .run import Result
 
 
 class Cache:
-    """Results by the text of the mutated source. Who survived is asked again when tests change."""
+    """Results by the text of the mutated source. Who survived is asked again when anything changes."""
 
     def __init__(self, path: pathlib.Path, tests: str):
         self.path = path
@@ -31,10 +32,11 @@ class Cache:
         self.path.write_text(json.dumps(self.known, indent=0))
 
 
-def digest_of_tests(folder: pathlib.Path) -> str:
+def digest_of(*folders: pathlib.Path) -> str:
     total = hashlib.sha256()
-    for path in sorted(folder.glob("*.*")):
-        total.update(path.read_bytes())
+    for folder in folders:
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in {".cpp", ".h"}):
+            total.update(path.read_bytes())
     return total.hexdigest()[:20]
 
 
@@ -50,5 +52,13 @@ class Reasons:
         }
 
     def of(self, mutant: Mutant) -> str:
-        change = f"{mutant.original} => {mutant.mutated or 'nothing'}"
-        return self.reasons.get((mutant.file, mutant.function, change), "")
+        return self.reasons.get(key(mutant), "")
+
+    def outdated(self, mutants: Iterable[Mutant], file: str) -> list[str]:
+        """Reasons, in files whose name contains `file`, that no mutant has any more."""
+        there = {key(mutant) for mutant in mutants}
+        return [f"{f} {where}: {what}" for f, where, what in self.reasons if file in f and (f, where, what) not in there]
+
+
+def key(mutant: Mutant) -> tuple[str, str, str]:
+    return mutant.file, mutant.function, f"{mutant.original} => {mutant.mutated or 'nothing'}"
