@@ -35,7 +35,8 @@ class Server:
     def __init__(self, program: pathlib.Path):
         self.process = subprocess.Popen(
             [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # Memory that was freed is filled, so that a mutant that reads it is noticed.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_PERTURB_": "165"},
         )  # fmt: skip
 
     def ask(self, mutant: int, seconds: int, test: str, count: int = 0) -> tuple[str, int, list[int]]:
