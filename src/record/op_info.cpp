@@ -49,16 +49,16 @@ bool has_kernel(const c10::OperatorHandle& op, const Keys& keys) {
   });
 }
 
-// Tensor, Tensor?, Tensor[], Tensor?[]: what a recipe knows how to put back.
-bool storable(const c10::TypePtr& type) {
+// Tensor, Tensor?, Tensor[], Tensor?[]: what a recipe knows how to put back. Not Tensor[][].
+bool storable(const c10::TypePtr& type, bool in_list = false) {
   using Kind = c10::TypeKind;
   switch (type->kind()) {
     case Kind::TensorType:
       return true;
     case Kind::OptionalType:
+      return storable(type->containedType(0), in_list);
     case Kind::ListType:
-      return std::all_of(
-          type->containedTypes().begin(), type->containedTypes().end(), storable);
+      return !(in_list && has_tensor(type)) && storable(type->containedType(0), /*in_list=*/true);
     case Kind::ClassType:
     case Kind::StorageType:
     case Kind::StreamObjType:

@@ -132,5 +132,29 @@ TEST(Flags, OpsOfOneTapeEachHaveTheirOwn) {
   EXPECT_TRUE(same_bits(x.grad(), expected));
 }
 
+TEST(Flags, EveryMatrixProductAsksForItsPrecision) {
+  const auto x = leaf({static_cast<int64_t>(kSettings)});
+  auto& context = at::globalContext();
+  const auto given = x.detach();
+  Recompute scope(drop_all());
+  auto first = settings_as_an_op(given);
+  context.setFloat32MatmulPrecision("medium");
+  auto second = settings_as_an_op(given);
+  context.setFloat32MatmulPrecision("highest");
+  const auto expected = first + 2 * second;
+  auto loss = (x * first + 2 * (x * second)).sum();
+  scope.close();
+  first = second = Tensor();
+  loss.backward();
+  EXPECT_TRUE(same_bits(x.grad(), expected));
+}
+
+TEST(Flags, WarnOnlyAloneIsASettingToo) {
+  auto& context = at::globalContext();
+  expect_forwards_settings(
+      {"warn only", [&](bool on) { context.setDeterministicAlgorithms(true, on); }}, /*changed_in_forward=*/true);
+  context.setDeterministicAlgorithms(false, false);
+}
+
 }  // namespace
 }  // namespace retape::testing

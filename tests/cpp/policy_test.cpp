@@ -145,6 +145,29 @@ TEST(Policy, OwnFunctionIsToldWhatItDecidesOn) {
   EXPECT_EQ(scope.stats().values_dropped, 0u);  // sin saves mm's result, which is kept
 }
 
+TEST(Policy, OwnFunctionDecidesOnVersionsToo) {
+  const auto x = leaf({8, 16}).detach();
+  std::vector<std::string> seen;
+  Recompute scope(Policy::function([&](const ValueInfo& info) {
+    seen.push_back(info.op + " " + std::to_string(c10::multiply_integers(info.sizes)) + " " + std::to_string(info.bytes));
+    return Decision::Drop;
+  }));
+  auto y = x * 2;
+  y.slice(1, 0, 4).mul_(3);
+  EXPECT_EQ(seen, (std::vector<std::string>{"aten::mul 128 512", "aten::mul_ 32 512"}));
+}
+
+TEST(Policy, EveryResultOfAnOpIsAskedFor) {
+  const auto x = leaf({8, 16}).detach();
+  std::vector<size_t> outputs;
+  Recompute scope(Policy::function([&](const ValueInfo& info) {
+    outputs.push_back(info.output);
+    return Decision::Keep;
+  }));
+  torch::native_layer_norm(x, {16}, {}, {}, 1e-5);
+  EXPECT_EQ(outputs, (std::vector<size_t>{0, 1, 2}));
+}
+
 TEST(Policy, NestedScopesCompose) {
   const auto x = leaf({32, 32});
   const auto w = leaf({32, 32}, 8);
@@ -175,6 +198,50 @@ TEST(Policy, NestedScopesCompose) {
       EXPECT_TRUE(same_bits(plain.first, grads.first)) << outer.describe() << " / " << inner.describe();
       EXPECT_TRUE(same_bits(plain.second, grads.second)) << outer.describe() << " / " << inner.describe();
     }
+  }
+}
+
+TEST(Policy, WhatARegionLeavesToTheScopeAroundItIsKeptThere) {
+  const auto x = mib();
+  const auto replayed = [&](const Policy& around) {
+    x.mutable_grad() = Tensor();
+    MemoryMeter meter;
+    Recompute outside(around);
+    Tensor y;
+    Recompute inside(drop_all());
+    y = x.sin().cos().exp();
+    inside.close();
+    auto loss = y.sin().sum();
+    y = Tensor();
+    outside.close();
+    const auto held = meter.current();
+    loss.backward();
+    return std::make_pair(inside.stats().ops_replayed, held / kMiB);
+  };
+  using Result = std::pair<uint64_t, int64_t>;
+  EXPECT_EQ(replayed(Policy::none()), Result(1, 1));
+  EXPECT_EQ(replayed(Policy::full()), Result(1, 1));
+  EXPECT_EQ(replayed(Policy::cheap()), Result(1, 1));
+  EXPECT_EQ(replayed(drop_all()), Result(3, 0));
+  EXPECT_EQ(replayed(Policy::function([](const ValueInfo&) { return Decision::Drop; })), Result(3, 0));
+}
+
+TEST(Policy, WhatIsCountedAsKeptIsWhatIsHeld) {
+  const auto x = mib();
+  for (const auto& policy : {Policy::none(), Policy::full(), Policy::cheap(), drop_all()}) {
+    SCOPED_TRACE(policy.describe());
+    MemoryMeter meter;
+    Recompute scope(policy);
+    Tensor y = x;
+    for (int i = 0; i < 64; ++i) {
+      y = y.sin();
+    }
+    const auto loss = y.sum();
+    y = Tensor();
+    scope.close();
+    const auto stats = scope.stats();
+    EXPECT_EQ(stats.values_saved, 64u);
+    EXPECT_EQ(static_cast<int64_t>(stats.bytes_kept - stats.bytes_given), meter.current() - 4);
   }
 }
 

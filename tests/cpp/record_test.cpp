@@ -246,6 +246,187 @@ TEST(Record, ValuesUsedAfterTheScopeAreRight) {
   EXPECT_TRUE(same_bits(x.grad(), again.grad()));
 }
 
+TEST(Record, StatisticsThatReplayWouldMoveAreNotTheCallers) {
+  // Too large for the tape to copy: what replay updates is memory of its own.
+  const int64_t channels = (1 << 16) + 8;
+  auto mean = torch::zeros({channels});
+  auto var = torch::ones({channels});
+  const std::vector<Tensor> leaves{leaf({2, channels}), leaf({channels}, 8), leaf({channels}, 9)};
+  const auto policy = drop_all();
+  const auto once = [&](const Policy* how) {
+    mean.zero_();
+    var.fill_(1);
+    const auto outcome = run(
+        [&](const auto& x) {
+          return torch::batch_norm(x[0] * 2, x[1], x[2], mean, var, true, 0.1, 1e-5, false).sin().sum();
+        },
+        leaves, how);
+    return std::make_tuple(mean.clone(), var.clone(), outcome.grads[0], outcome.stats.ops_replayed);
+  };
+  const auto [plain_mean, plain_var, plain_grad, none] = once(nullptr);
+  const auto [other_mean, other_var, other_grad, replayed] = once(&policy);
+  EXPECT_EQ(replayed, 2u);  // mul, batch_norm
+  EXPECT_TRUE(same_bits(plain_mean, other_mean));
+  EXPECT_TRUE(same_bits(plain_var, other_var));
+  EXPECT_TRUE(same_bits(plain_grad, other_grad));
+}
+
+TEST(Record, BatchNormWhoseSchemaSaysThatItWritesIsReplayedToo) {
+  auto mean = torch::zeros({4});
+  auto var = torch::ones({4});
+  const auto step = [&](const auto& x) {
+    const auto y = at::_native_batch_norm_legit(x[0] * 2, x[1], x[2], mean, var, true, 0.1, 1e-5);
+    return std::get<0>(y).sin().sum();
+  };
+  const std::vector<Tensor> leaves{leaf({8, 4}), leaf({4}, 8), leaf({4}, 9)};
+  const auto plain = run(step, leaves, nullptr);
+  const auto mean_once = mean.clone();
+  mean.zero_();
+  var.fill_(1);
+  const auto policy = drop_all();
+  const auto other = run(step, leaves, &policy);
+  EXPECT_EQ(other.stats.ops_replayed, 2u);
+  EXPECT_TRUE(same_bits(mean, mean_once));
+  EXPECT_TRUE(same_bits(plain.grads[0], other.grads[0]));
+}
+
+TEST(Record, BatchNormInEvaluationReadsItsStatistics) {
+  const auto mean = leaf({4}, 3).detach();
+  const auto var = leaf({4}, 4).detach().square() + 1;
+  expect_same(
+      [&](const auto& x) {
+        return torch::batch_norm(x[0] * 2, x[1], x[2], mean, var, false, 0.1, 1e-5, false).sin().sum();
+      },
+      {leaf({8, 4}), leaf({4}, 8), leaf({4}, 9)});
+}
+
+TEST(Record, SmallVectorsAreReplayedFromAsForwardHadThem) {
+  // Running statistics are written without a trace.
+  const auto gradient = [](bool recompute) {
+    const auto x = leaf({8, 4});
+    auto statistic = leaf({4}, 3).detach();
+    Tensor loss;
+    {
+      std::optional<Recompute> scope;
+      if (recompute) {
+        scope.emplace(drop_all());
+      }
+      loss = (x * 2 + statistic).sin().sum();
+    }
+    std::fill_n(statistic.data_ptr<float>(), 4, 100.0f);
+    loss.backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(false), gradient(true)));
+}
+
+TEST(Record, OnlySmallVectorsWithoutGradientAreCopied) {
+  const int64_t most = 1 << 16;  // floats
+  const auto copied = [](const Tensor& given) {
+    const auto x = leaf({1});
+    MemoryMeter meter;
+    Recompute scope(drop_all());
+    auto y = (x + given).sum();
+    y = y.sin();  // so that somebody may ask for it
+    scope.close();
+    return meter.current() > 100;
+  };
+  EXPECT_TRUE(copied(torch::ones({1024})));
+  EXPECT_TRUE(copied(torch::ones({most})));
+  EXPECT_FALSE(copied(torch::ones({most + 1})));
+  EXPECT_FALSE(copied(torch::ones({1024, 1})));
+  EXPECT_FALSE(copied(torch::ones({1024}, torch::kLong)));
+  EXPECT_FALSE(copied(leaf({1024})));
+  EXPECT_FALSE(copied(leaf({1024}) * 2));
+}
+
+TEST(Record, AnOutVariantThatReadsWhatItOverwrites) {
+  expect_same(
+      [](const auto& x) {
+        auto y = x[0].detach() * 2;
+        torch::mul_out(y, y, y);
+        torch::add_out(y, y, x[0].detach());
+        return (y.sin() * x[0]).exp().sum();
+      },
+      {leaf({3, 3})});
+}
+
+TEST(Record, AnOutVariantThatReadsMemoryThatNobodyWrote) {
+  expect_same(
+      [](const auto& x) {
+        auto y = torch::zeros({3, 3});
+        torch::add_out(y, y, x[0].detach());
+        return (y.sin() * x[0]).exp().sum();
+      },
+      {leaf({3, 3})}, /*replays=*/true);
+}
+
+TEST(Record, ValuesStayKnownHoweverManyThereAre) {
+  const auto x = leaf({4});
+  Recompute scope(drop_all());
+  std::vector<Tensor> made;
+  for (int i = 1; i <= 300; ++i) {
+    made.push_back(x * i);
+  }
+  Tensor total = torch::zeros({});
+  for (const auto& tensor : made) {
+    total = total + tensor.sin().sum();
+  }
+  EXPECT_EQ(scope.stats().values_dropped, 300u);
+}
+
+TEST(Record, WhatIsGoneIsForgottenWhileTheScopeIsOpen) {
+  MemoryMeter meter;
+  Recompute scope(drop_all());
+  for (int i = 0; i < 2000; ++i) {
+    torch::zeros({1024}) + 1;  // its recipe holds what it reads
+  }
+  EXPECT_LT(meter.current(), 200 * 4096);
+}
+
+TEST(Record, AWriteThatFailsIsTakenForAWrite) {
+  expect_same(
+      [](const auto& x) {
+        auto y = x[0].detach() * 2;
+        const auto z = (y * x[0]).sin();
+        EXPECT_THROW(y.add_(torch::ones({7})), c10::Error);
+        return (z + y * x[0]).exp().sum();
+      },
+      {leaf({4})});
+}
+
+TEST(Record, InPlaceOpsAreReplayedInPlace) {
+  const auto scale = leaf({512});
+  const auto wide = leaf({512, 512}, 8).detach();  // 1 MiB
+  Tensor loss;
+  MemoryMeter meter;
+  {
+    Recompute scope(drop_all());
+    auto y = wide * 2;
+    y.mul_(3).add_(1).sin_();
+    loss = (y.sum(1) * scale).sum();
+  }
+  meter.reset_peak();
+  loss.backward();
+  EXPECT_LT(meter.peak(), (1 << 20) + 65536);
+  EXPECT_TRUE(same_bits(scale.grad(), (wide * 2 * 3 + 1).sin().sum(1)));
+}
+
+TEST(Record, ADeleterOfWhatTheTapeHeldMayTakeItsLock) {
+  const auto x = leaf({2, 2});
+  float numbers[4] = {1, 2, 3, 4};
+  Tensor other, loss;
+  {
+    Recompute scope(drop_all());
+    other = x.sin().exp().sin().sum();  // of the same tape
+    auto given = torch::from_blob(numbers, {2, 2}, [&](void*) { other = Tensor(); });
+    loss = (x + given).sin().sum();
+  }
+  EXPECT_TRUE(other.defined());
+  loss = Tensor();
+  EXPECT_FALSE(other.defined());
+}
+
 TEST(Record, LongChainsAreTakenDownWithoutRecursion) {
   auto x = leaf({1});
   Recompute scope(drop_all());
