@@ -88,7 +88,7 @@ void Window::before_op() {
     return;
   }
   const size_t in_use = frontier_.bytes();
-  if (held_.size() >= kMostOps || (in_use > 0 && held_bytes_ >= (kNarrow + 1) * in_use)) {
+  if (held_.size() >= kMostOps || (in_use > 0 && held_bytes_ >= kNarrow * in_use)) {
     decide();
   }
 }
