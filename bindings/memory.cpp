@@ -33,7 +33,8 @@ void bind_memory(py::module_& module) {
       .def_readonly("op", &MemoryEvent::op)
       .def_property_readonly("phase", [](const MemoryEvent& e) { return word(e.phase); });
 
-  py::class_<DryRun>(module, "DryRun").def(py::init<>()).def_property_readonly("flops", &DryRun::flops);
+  py::class_<DryRun>(module, "DryRun").def(py::init<>()).def_property_readonly("flops", &DryRun::flops)
+      .def_static("is_on", &DryRun::is_on);
 
   py::class_<MemoryMeter>(module, "MemoryMeter")
       .def(

@@ -25,6 +25,8 @@ class RETAPE_API DryRun {
   DryRun(const DryRun&) = delete;
   DryRun& operator=(const DryRun&) = delete;
 
+  static bool is_on();  // on this thread: there are no bits to compare
+
   // Floating-point operations of matrix products (mm, addmm, bmm, baddbmm) that were not done.
   uint64_t flops() const;
 

@@ -3,6 +3,8 @@
 #include "check/unseen.h"
 #include "record/view.h"
 
+#include <retape/dry_run.h>
+
 #include <ATen/ops/from_blob.h>
 
 #define XXH_INLINE_ALL
@@ -15,7 +17,7 @@ namespace retape::detail {
 
 Digest::Digest(const at::Tensor& tensor, bool bits)
     : sizes_(tensor.sizes()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-  bits_ = bits && is_plain(tensor) && tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
+  bits_ = bits && !DryRun::is_on() && is_plain(tensor) && tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
   if (!bits_ || tensor.numel() == 0) {
     return;
   }

@@ -97,7 +97,16 @@ bool reads_cpu_tensors(c10::ArrayRef<c10::IValue> args) {
 bool can_be_dry(const c10::OperatorHandle& op, const OpInfo& info) {
   return info.returns_tensors && !info.is_view && op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::Meta) &&
-      !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::inplace_view);
+      !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::inplace_view) &&
+      info.name.name != "aten::set_";  // writes no element, but shows another storage
+}
+
+// An op's own argument: itself, or out=, which takes the size of the result.
+const c10::IValue& written(const c10::IValue& arg, const c10::IValue& shape) {
+  if (arg.isTensor() && shape.isTensor() && arg.toTensor().sizes() != shape.toTensor().sizes()) {
+    arg.toTensor().resize_(shape.toTensor().sizes());
+  }
+  return arg;
 }
 
 thread_local uint64_t flops_left_out = 0;
@@ -135,7 +144,7 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   const auto& returns = op.schema().returns();
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (returns[i].alias_info() != nullptr && !info.writes.empty()) {
-      results.push_back(args[info.writes[i < info.writes.size() ? i : 0]]);  // itself, or out=
+      results.push_back(written(args[info.writes[i < info.writes.size() ? i : 0]], shapes[i]));
     } else {
       results.push_back(memory_for(shapes[i]));
     }
@@ -157,14 +166,17 @@ void install_once() {
 
 }  // namespace
 
-DryRun::DryRun()
-    : was_on_(c10::impl::tls_is_dispatch_key_included(kDryKey)), before_(flops_left_out) {
+DryRun::DryRun() : was_on_(is_on()), before_(flops_left_out) {
   install_once();
   c10::impl::tls_set_dispatch_key_included(kDryKey, true);
 }
 
 DryRun::~DryRun() {
   c10::impl::tls_set_dispatch_key_included(kDryKey, was_on_);
+}
+
+bool DryRun::is_on() {
+  return c10::impl::tls_is_dispatch_key_included(kDryKey);
 }
 
 uint64_t DryRun::flops() const {

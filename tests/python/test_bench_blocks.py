@@ -1,0 +1,131 @@
+"""The six blocks: what every method holds, to the byte, and that gradients are the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from retape.bench import blocks, measure, run
+from retape.bench.blocks import BLOCKS, Size
+from retape.bench.methods import METHODS, frontier
+from retape.bench.result import BITWISE, Row
+
+MIB = 1 << 20
+SMALL = {"d_model": 64, "d_ff": 256, "batch": 2, "sequence": 64}
+EAGER = [name for name, method in METHODS.items() if method.is_eager and not method.missing]
+PEERS = [name for name in EAGER if METHODS[name].family != "retape" and "groups" not in name]
+OURS = [name for name in EAGER if METHODS[name].family == "retape" and name != "retape lean"]
+
+
+def row_of(block: str, size: Size, method: str, dry: bool = True) -> Row:
+    row = Row(method, METHODS[method].family)
+    measure.memory(run._work(block, size, scaled=not dry), METHODS[method], row, dry)
+    return row
+
+
+# Peak MiB of eight layers at full size, float32: cheap and full at most this.
+AIMS = {
+    "up_proj": (2528, 2304),
+    "silu_up": (2560, 2336),
+    "swiglu": (4224, 3552),
+    "rms_norm": (560, 560),
+    "fp32_softmax": (544, 544),
+    "fp32_cast": (544, 544),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_peak_at_full_size_is_what_was_aimed_at(block: str) -> None:
+    cheap, full = (row_of(block, Size(), f"retape {policy}").peak for policy in ("cheap", "full"))
+    assert cheap < (AIMS[block][0] + 1) * MIB
+    assert full < (AIMS[block][1] + 1) * MIB
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layers", [1, 8])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_full_is_never_above_an_eager_peer(block: str, layers: int, dtype: str) -> None:
+    size = Size(layers, dtype)
+    best = min(row_of(block, size, name).peak for name in PEERS)
+    assert row_of(block, size, "retape full").peak <= best + MIB // 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layers", [1, 8])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_cheap_multiplies_no_matrix_twice_and_is_never_above_a_peer_that_does_not(
+    block: str, layers: int, dtype: str
+) -> None:
+    size = Size(layers, dtype)
+    rows = [row_of(block, size, name) for name in PEERS]
+    plain = rows[0]
+    assert plain.method == "plain"
+    best = min(row.peak for row in rows if row.gflop <= plain.gflop)
+    cheap = row_of(block, size, "retape cheap")
+    assert cheap.gflop == plain.gflop
+    assert cheap.peak <= best + MIB // 8
+
+
+@pytest.mark.parametrize("method", EAGER)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_dry_run_counts_the_bytes_that_arithmetic_needs(block: str, method: str) -> None:
+    size = Size(layers=3, **SMALL)
+    dry, real = row_of(block, size, method), row_of(block, size, method, dry=False)
+    assert (dry.held, dry.replayed) == (real.held, real.replayed)
+    # Numbers inside kernels; the fallback's digests, which a dry run does not take.
+    slack = 1 << 17 if "fallback" in method else 1 << 10
+    assert dry.peak == pytest.approx(real.peak, abs=slack)
+
+
+@pytest.mark.parametrize("method", EAGER)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_are_there_and_bitwise_plains(block: str, method: str, dtype: str) -> None:
+    work = run._work(block, Size(layers=3, dtype=dtype, **SMALL), scaled=True)
+    plain = measure.gradients(work, METHODS["plain"])
+    assert all(gradient.abs().max() > 0 for gradient in plain)
+    assert measure.equality(measure.gradients(work, METHODS[method]), plain) == BITWISE
+
+
+def test_points_of_the_frontier_lie_between_cheap_and_full() -> None:
+    size = Size()
+    work = run._work("swiglu", size, scaled=False)
+    rows = []
+    for method in frontier(size.layers):
+        row = Row(method.name, method.family)
+        measure.memory(work, method, row, dry=True)
+        rows.append(row)
+    cheap, full = row_of("swiglu", size, "retape cheap"), row_of("swiglu", size, "retape full")
+    for less, more in zip(rows, rows[1:], strict=False):
+        assert less.gflop > more.gflop
+        assert full.peak <= less.peak <= more.peak <= cheap.peak
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_puts_out_unit_deviation(block: str) -> None:
+    torch.manual_seed(0)
+    size = Size(layers=4, **SMALL)
+    stack, x = blocks.make_stack(block, size), blocks.make_input(size)
+    blocks.scale(stack, x)
+    with torch.no_grad():
+        last = stack[0](x) - (x if block == "rms_norm" else 0)
+    assert float(last.std()) == pytest.approx(1, abs=0.02)
+
+
+def test_cpp_counts_the_same_bytes() -> None:
+    program = Path(__file__).parents[2] / "build/tests/bench/retape_bench"
+    sizes = [f"--{name}={value}" for name, value in SMALL.items()]
+    said = subprocess.run(
+        [program, "--dry", "--benchmark_format=json", *sizes], capture_output=True, check=True
+    )
+    found = json.loads(said.stdout)["benchmarks"]
+    assert len(found) == 6 * 2 * 2 * 7
+    for each in found:
+        block, layers, dtype, method = each["name"].removesuffix("/iterations:1").split("/")
+        row = row_of(block, Size(layers=int(layers), dtype=dtype, **SMALL), method)
+        told = (each["peak"], each["held"], each["GFLOP"])
+        assert told == (row.peak, row.held, pytest.approx(row.gflop)), each["name"]
