@@ -68,7 +68,8 @@ const std::vector<std::pair<std::string, Apply>>& methods() {
 
 at::Tensor step(const Stack& stack, const at::Tensor& x, const Apply& apply) {
   auto y = apply(stack, x);
-  y.square().mean().backward();
+  const auto loss = y.square().mean();  // in one expression the square would live through backward
+  loss.backward();
   return y;
 }
 

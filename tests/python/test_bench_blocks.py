@@ -12,7 +12,7 @@ import torch
 from retape.bench import blocks, measure, run
 from retape.bench.blocks import BLOCKS, Size
 from retape.bench.methods import METHODS, frontier
-from retape.bench.result import BITWISE, Row
+from retape.bench.result import BITWISE, CLOSE, Row
 
 MIB = 1 << 20
 SMALL = {"d_model": 64, "d_ff": 256, "batch": 2, "sequence": 64}
@@ -88,7 +88,9 @@ def test_gradients_are_there_and_bitwise_plains(block: str, method: str, dtype: 
     work = run._work(block, Size(layers=3, dtype=dtype, **SMALL), scaled=True)
     plain = measure.gradients(work, METHODS["plain"])
     assert all(gradient.abs().max() > 0 for gradient in plain)
-    assert measure.equality(measure.gradients(work, METHODS[method]), plain) == BITWISE
+    equal = measure.equality(measure.gradients(work, METHODS[method]), plain)
+    # Reentrant checkpoints add up the gradients of an input in another order.
+    assert equal == BITWISE or ("reentrant" in method and equal == CLOSE)
 
 
 def test_points_of_the_frontier_lie_between_cheap_and_full() -> None:
