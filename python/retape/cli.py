@@ -62,6 +62,13 @@ VERBS = (
         "build/bench/check.json",
     ),
     Verb(
+        "report",
+        "retape.bench.report.cli",
+        "show what a bench measured, from its JSON artefact: tables, Markdown, CSV, HTML, or a comparison",
+        "retape report build/bench/blocks.json --html bench.html",
+        "build/report.json",
+    ),
+    Verb(
         "doctor",
         "retape.doctor",
         "check this installation: versions, build, hooks, one replay",
