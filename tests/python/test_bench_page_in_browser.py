@@ -39,8 +39,9 @@ def size_of(png: bytes) -> tuple[int, int]:
     return int.from_bytes(png[16:20]), int.from_bytes(png[20:24])
 
 
-@pytest.mark.parametrize("width", [390, 820, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 820), ("dark", 390)]
+)
 def test_it_is_shown_without_a_word_on_the_console(chromium, page_of, scheme, width, tmp_path):
     path = page_of(bench_runs.many())
     with browser.look(chromium, path, width, color_scheme=scheme) as seen:
@@ -241,7 +242,7 @@ def test_the_page_of_verify_is_as_quiet_with_hostile_names(chromium, tmp_path):
     rows = [Result(Case(name, layers=(name,)), "not built", reason=name)]
     path = tmp_path / "verify.html"
     verify_page.write(str(path), verify_page.of_results(rows))
-    for scheme, width in itertools.product(("light", "dark"), (390, 1280)):
+    for scheme, width in (("light", 390), ("dark", 1280)):
         with browser.look(chromium, path, width, color_scheme=scheme) as seen:
             assert size_of(seen.page.screenshot(full_page=True))[0] == width
             check_is_inert(seen, scripts=0)
