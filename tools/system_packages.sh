@@ -12,12 +12,22 @@ missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done
-if [ ${#missing[@]} -eq 0 ]; then
+# Pages are looked at in a browser; Playwright comes without one.
+browser=()
+command -v chromium google-chrome >/dev/null || browser=(chromium fonts-dejavu-core)
+if [ ${#missing[@]} -eq 0 ] && [ ${#browser[@]} -eq 0 ]; then
   exit 0
 fi
 
 sudo=()
 [ "$(id -u)" -eq 0 ] || sudo=(sudo)
-echo "installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+echo "installing ${missing[*]} ${browser[*]}"
 "${sudo[@]}" apt-get update -qq
-DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq "${missing[@]}" >/dev/null
+if [ ${#missing[@]} -gt 0 ]; then
+  "${sudo[@]}" apt-get install -y -qq "${missing[@]}" >/dev/null
+fi
+if [ ${#browser[@]} -gt 0 ]; then
+  "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${browser[@]}" >/dev/null ||
+    echo "no Chromium to be had: tests that look at pages are skipped"
+fi

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import shlex
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 FORMAT = "retape/1"
@@ -30,6 +33,38 @@ def load_average() -> float | None:
         return None
 
 
+_BLAS_NAMES = {"mkl": "MKL", "open": "OpenBLAS", "accelerate": "Accelerate", "generic": "generic BLAS"}
+
+
+def blas() -> str:
+    """Who multiplies matrices: "MKL 2024.2, oneDNN 3.7.1"."""
+    import torch
+
+    text = torch.__config__.show()
+    chosen = re.search(r"\bBLAS_INFO=(\w+)", text)
+    name = _BLAS_NAMES.get(chosen[1], chosen[1]) if chosen else "unknown BLAS"
+    version = re.search(r"Math Kernel Library Version ([\d.]+)", text) if name == "MKL" else None
+    dnn = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", text)
+    parts = [f"{name} {version[1]}" if version else name, f"oneDNN {dnn[1]}" if dnn else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def command_line(words: Sequence[str]) -> str:
+    """What was typed, fit to be typed again; of a path outside this folder only the file's name."""
+    return shlex.join(["retape", *(without_folder(word) for word in words)])
+
+
+def without_folder(value: Any) -> Any:
+    """`--html=/home/me/x.html` -> `--html=x.html`. What is no such path comes back as it is."""
+    if isinstance(value, (list, tuple)):
+        return [without_folder(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    option, equals, path = value.partition("=") if value.startswith("-") else ("", "", value)
+    outside = path.startswith(("/", "~")) or ".." in PurePath(path).parts
+    return option + equals + PurePath(path).name if outside else value
+
+
 def environment() -> dict[str, Any]:
     """What a reader needs to judge the numbers. No host name, user or path."""
     import torch
@@ -42,18 +77,24 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "blas": blas(),
         "load_average": load_average(),
     }
 
 
-def artefact(verb: str, arguments: dict[str, Any], result: dict[str, Any], code: int) -> dict:
+def artefact(
+    verb: str, arguments: dict[str, Any], result: dict[str, Any], code: int, command: str = ""
+) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "verb": verb,
+        "command": command,
         "environment": environment(),
-        "arguments": arguments,
+        "arguments": {name: without_folder(value) for name, value in arguments.items()},
         "result": result,
         "exit_code": int(code),
     }

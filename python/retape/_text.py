@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -74,6 +75,18 @@ def format_spread(values: Sequence[float], digits: int = 2) -> str:
     """Median and half the distance between the quartiles: "1.12 ± 0.02"."""
     low, middle, high = quartiles(values)
     return f"{middle:.{digits}f} ± {(high - low) / 2:.{digits}f}"
+
+
+# Control characters, halves of surrogate pairs, and what turns the direction of writing around.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str, lines: bool = False) -> str:
+    """A name from outside, fit for a terminal, a table or a file: what would act instead of being
+    shown is a "�". White space is a space, unless `lines` may stay."""
+    if not lines:
+        text = re.sub(r"[\t\n\r]+", " ", text)
+    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in "\t\n" else "�", text)
 
 
 _BARS = " ▁▂▃▄▅▆▇█"

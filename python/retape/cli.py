@@ -5,7 +5,7 @@ A verb is one line in VERBS and one module with two functions:
     add_arguments(parser)              # its options
     run(args, console) -> (code, result)   # does the work, prints, returns what goes in the JSON
 
-Everything else (help, examples, spelling, exit codes, the artefact) is done here, once.
+`args.command_line` is what was typed, for reports. Everything else (help, examples, spelling, exit codes, the artefact) is done here, once.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ VERBS = (
         "what a step costs whose replayed values are compared with forward's (RETAPE_CHECK)",
         "retape bench check --quick",
         "build/bench/check.json",
+    ),
+    Verb(
+        "report",
+        "retape.bench.report.cli",
+        "show what a bench measured, from its JSON artefact: tables, Markdown, CSV, HTML, or a comparison",
+        "retape report build/bench/blocks.json --html bench.html",
+        "build/report.json",
     ),
     Verb(
         "doctor",
@@ -194,7 +201,7 @@ def build_parser(words: Sequence[str]) -> Parser:
 
 
 def _recorded(args: argparse.Namespace) -> dict[str, Any]:
-    plumbing = {"parser", "chosen", "verb", "what", "json"}
+    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line"}
     return {name: value for name, value in vars(args).items() if name not in plumbing}
 
 
@@ -212,6 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from retape import _artefact
 
+    args.command_line = _artefact.command_line(words)
     try:
         _artefact.prepare(args.json)
     except OSError as error:
@@ -221,7 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print(f"[retape {verb.name}] interrupted; no artefact was written.", markup=False)
         return 130
-    _artefact.write(args.json, _artefact.artefact(verb.name, _recorded(args), result, code))
+    made = _artefact.artefact(verb.name, _recorded(args), result, code, args.command_line)
+    _artefact.write(args.json, made)
     if args.json != "-":
         console.print(f"Artefact: {args.json}")
     return int(code)

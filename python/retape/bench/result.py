@@ -46,6 +46,7 @@ class Event:
     kind: str  # "kept" (forward), "replayed", "gradient" (backward)
     op: str
     region: str = ""
+    shape: str = ""  # "f32[8,512]": of the tensor that it is for, where that is known
 
 
 @dataclass

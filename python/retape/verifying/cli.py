@@ -15,6 +15,7 @@ import torch
 
 import retape
 from retape import _artefact
+from retape._progress import progress
 from retape._text import Exit
 from retape.subjects import find
 from retape.verifying import apart, faults, junit, table
@@ -212,30 +213,6 @@ def _run_apart(rows: Sequence[Case], jobs: int, limit: float, console: Console) 
 
     progress(all_of_them, len(rows), console)
     return results
-
-
-def progress(work: Callable[[Callable[[str], None]], None], total: int, console: Console) -> None:
-    """Calls `work(advance)`; `advance(what)` is called before each of `total` parts."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=total)
-        done = itertools.count()
-        work(lambda what: bar.update(task, completed=next(done), description=what))
 
 
 def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Outcome:

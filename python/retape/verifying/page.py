@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retape import _artefact
+from retape import _artefact, _html
+from retape._html import Card
 from retape._text import format_seconds
 from retape.hazards import table as hazard_table
 from retape.hazards.compare import Row as HazardRow
@@ -16,14 +17,6 @@ from retape.verifying import table
 from retape.verifying.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Result
 
 TONES = {EQUAL: "good", DIFFERENT: "bad", VACUOUS: "loud", NOT_BUILT: "quiet"}
-
-
-@dataclass(frozen=True)
-class Card:
-    label: str
-    figure: str
-    text: str
-    tone: str
 
 
 @dataclass(frozen=True)
@@ -60,16 +53,11 @@ class Page:
 
 
 def write(path: str, page: Page) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(render(page), encoding="utf-8")
+    _html.write(path, render(page))
 
 
 def render(page: Page) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(page=page)
+    return _html.render(Path(__file__).with_name("page.html.j2"), page=page)
 
 
 def of_hazards(rows: Sequence[HazardRow]) -> Page:

@@ -1,0 +1,121 @@
+"""The report of `retape bench`, from a `retape.bench.result.Run`: what a verb does with one.
+
+    def add_arguments(parser):
+        report.add_arguments(parser)             # --markdown, --csv, --html, --compare, --fail
+
+    def run(args, console):
+        asked = report.check(args)               # exits with 2 before minutes of work
+        run = measure(...)                       # under retape._progress.progress: what, how long still
+        return report.finish(run, asked, args, console)
+
+The renderers are `terminal`, `markdown`, `csv` and `page`. What they share is in
+`retape.bench.cells`: one table, the same columns, units and digits everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retape import UsageError, _artefact
+from retape._text import Exit
+from retape.bench import compare
+from retape.bench.report import csv, markdown, page, terminal
+from retape.bench.result import DIFFERENT, Run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Asked", "add_arguments", "check", "csv", "finish", "markdown", "page", "terminal", "write"]
+
+FORMATS = ("markdown", "csv", "html")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of `add_arguments` mean."""
+
+    baseline: compare.Baseline | None = None
+    rules: list[compare.Rule] | None = None  # None: compare, and fail on nothing
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--markdown", metavar="PATH", help="the tables as Markdown")
+    parser.add_argument("--csv", metavar="PATH", help="a line for each row, in bytes and seconds")
+    parser.add_argument(
+        "--html", metavar="PATH", help="one page with plots, timelines, tables and the machine in it"
+    )
+    compare.add_arguments(parser)
+
+
+def check(args: argparse.Namespace) -> Asked:
+    """Refuses what cannot be read, written or understood, with 2."""
+    try:
+        if args.fail and args.compare is None:
+            raise UsageError("--fail without --compare. Fix: add --compare OLD.json.")
+        rules = compare.parse_rules(args.fail) if args.fail else None
+        baseline = compare.load(args.compare) if args.compare is not None else None
+    except UsageError as error:
+        args.parser.print_usage(sys.stderr)
+        args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {error}\n")
+    for name in FORMATS:
+        path = getattr(args, name)
+        if path is not None:
+            try:
+                _artefact.prepare(path)
+            except OSError as error:
+                args.parser.error(f"cannot write {path} ({error.strerror})")
+    return Asked(baseline, rules)
+
+
+def finish(
+    run: Run,
+    asked: Asked,
+    args: argparse.Namespace,
+    console: Console,
+    environment: dict[str, Any] | None = None,
+    command: str = "",
+) -> tuple[Exit, dict[str, Any]]:
+    """Prints the tables, writes the files that were asked for, compares. The exit code, and what goes
+    into the artefact. `environment` and `command` are of now, unless the run is an old one."""
+    facts = _artefact.environment() if environment is None else environment
+    terminal.print_run(run, console)
+    for path in write(run, args, facts, command or args.command_line):
+        console.print(f"Written: {path}", markup=False)
+    code, result = exit_code(run), run.to_dict()
+    if asked.baseline is not None:
+        new = compare.Baseline(run, facts)
+        found = compare.compare(asked.baseline, new, asked.rules or compare.SHOWN)
+        compare.print_comparison(found, console)
+        result["compare"] = found.to_dict()
+        if asked.rules and code is Exit.OK:
+            code = found.exit_code()
+    return code, result
+
+
+def exit_code(run: Run) -> Exit:
+    """Wrong gradients of Retape's; what others get wrong is in the table."""
+    rows = [row for subject in run.subjects for row in subject.rows]
+    wrong = any(row.family == "retape" and row.equal == DIFFERENT for row in rows)
+    return Exit.DIFFERENT if wrong else Exit.OK
+
+
+def write(
+    run: Run, args: argparse.Namespace, environment: dict[str, Any], command: str
+) -> list[str]:
+    """The files that were asked for; their paths."""
+    made = {
+        "markdown": lambda: markdown.render(run, environment, command),
+        "csv": lambda: csv.render(run),
+        "html": lambda: page.render(run, environment, command),
+    }
+    written = []
+    for name in FORMATS:
+        path = getattr(args, name)
+        if path is not None:
+            Path(path).write_text(made[name](), encoding="utf-8")
+            written.append(path)
+    return written

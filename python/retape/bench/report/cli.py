@@ -1,0 +1,29 @@
+"""`retape report`: what a bench measured, shown again from its artefact, or beside an older one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from retape import UsageError
+from retape._text import Exit
+from retape.bench import compare, report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artefact", metavar="RUN.json", help="the artefact of a bench")
+    report.add_arguments(parser)
+
+
+def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
+    asked = report.check(args)
+    try:
+        shown = compare.load(args.artefact)
+    except UsageError as error:
+        args.parser.print_usage(sys.stderr)
+        args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {error}\n")
+    return report.finish(shown.run, asked, args, console, shown.environment, shown.command)

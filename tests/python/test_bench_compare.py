@@ -1,0 +1,277 @@
+"""`--compare old.json --fail peak:1% time:10%`: what is a regression, what is noise, what is neither."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.python import bench_runs
+from tests.python.bench_runs import ENVIRONMENT, HOSTILE, row, spread
+
+from retape import UsageError, _artefact, cli
+from retape._text import Exit
+from retape.bench.compare import (
+    BETTER,
+    NOISY,
+    REGRESSION,
+    SAME,
+    Baseline,
+    Comparison,
+    Rule,
+    compare,
+    load,
+    parse_rules,
+    print_comparison,
+)
+from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Row, Run
+
+RULES = [Rule("peak", 0.01), Rule("time", 0.10)]
+
+
+def plain(seconds: float = 0.12) -> Row:
+    return row("plain", "plain", 400, seconds, equal=None, ratio=spread(1.0))
+
+
+def run_of(*rows: Row, seconds: float = 0.12, **changes) -> Run:
+    return bench_runs.run(bench_runs.subject(rows=[plain(seconds), *rows], timelines=[], **changes))
+
+
+def compared(old: Run, new: Run, rules: list[Rule] = RULES, **environment) -> Comparison:
+    return compare(Baseline(old, ENVIRONMENT), Baseline(new, {**ENVIRONMENT, **environment}), rules)
+
+
+def verdicts(found: Comparison, metric: str, method: str = "retape full") -> list[str]:
+    return [c.verdict for c in found.changes if (c.metric, c.method) == (metric, method)]
+
+
+@pytest.mark.parametrize(
+    ("peak", "verdict"),
+    [(100, SAME), (100.9, SAME), (101.1, REGRESSION), (99.5, SAME), (98, BETTER), (200, REGRESSION)],
+)
+def test_bytes_are_exact(peak, verdict):
+    old, new = (run_of(row("retape full", "retape", mib, 0.13)) for mib in (100, peak))
+    found = compared(old, new)
+    assert verdicts(found, "peak") == [verdict]
+    assert found.exit_code() is (Exit.REGRESSION if verdict == REGRESSION else Exit.OK)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "half", "verdict"),
+    [
+        (0.130, 0.01, SAME),
+        (0.140, 0.01, SAME),
+        (0.150, 0.01, REGRESSION),
+        (0.150, 0.30, NOISY),  # quartiles overlap
+        (0.110, 0.01, BETTER),
+        (0.110, 0.30, SAME),
+    ],
+)
+def test_times_are_judged_by_their_quartiles_too(seconds, half, verdict):
+    def made(seconds: float) -> Run:
+        ratio = spread(seconds / 0.12, half)
+        return run_of(row("retape full", "retape", 100, seconds, total=spread(seconds, half), ratio=ratio))
+
+    found = compared(made(0.130), made(seconds))
+    assert verdicts(found, "time") == [verdict]
+    assert any("too noisy to judge" in text for text in found.warnings) is (verdict == NOISY)
+    assert found.exit_code() is (Exit.REGRESSION if verdict == REGRESSION else Exit.OK)
+
+
+def test_a_slower_machine_is_no_regression_of_time_but_of_seconds():
+    old = run_of(row("retape full", "retape", 100, 0.13))
+    new = run_of(row("retape full", "retape", 100, 0.26, ratio=spread(0.13 / 0.12)), seconds=0.24)
+    found = compared(old, new)
+    assert verdicts(found, "time") == [SAME]
+    assert any("plain itself takes 2.00 times as long" in text for text in found.warnings)
+    found = compared(old, new, [Rule("total", 0.10)])
+    assert verdicts(found, "total") == [REGRESSION]
+
+
+def test_without_a_plain_row_seconds_are_compared():
+    old, new = (
+        bench_runs.run(bench_runs.subject(rows=[row("retape full", "retape", 100, t)])) for t in (0.1, 0.2)
+    )
+    assert verdicts(compared(old, new), "time") == [REGRESSION]
+
+
+def test_another_machine_is_told():
+    run = run_of(row("retape full", "retape", 100, 0.13))
+    found = compared(run, run, cpu="Another CPU")
+    assert any(text.startswith("cpu was Some CPU, is Another CPU") for text in found.warnings)
+    assert found.exit_code() is Exit.OK
+
+
+def test_what_could_be_measured_and_now_fails_is_a_regression():
+    found = compared(
+        run_of(row("retape full", "retape", 100, 0.13)),
+        run_of(Row("retape full", "retape", "block", error="RuntimeError: no")),
+    )
+    assert verdicts(found, "row") == [REGRESSION]
+    assert found.exit_code() is Exit.REGRESSION
+
+
+def test_what_failed_before_or_is_skipped_now_is_none():
+    measured = run_of(row("retape full", "retape", 100, 0.13))
+    failed = run_of(Row("retape full", "retape", "block", error="RuntimeError: no"))
+    skipped = run_of(Row("retape full", "retape", "block", skipped="not asked for"))
+    assert compared(failed, measured).exit_code() is Exit.OK
+    found = compared(measured, skipped)
+    assert found.exit_code() is Exit.OK
+    assert any("skipped: not asked for" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [(BITWISE, CLOSE, REGRESSION), (CLOSE, DIFFERENT, REGRESSION), (DIFFERENT, BITWISE, BETTER)],
+)
+def test_fewer_equal_bits_are_a_regression_whatever_the_rules_are(before, after, verdict):
+    old, new = (run_of(row("retape full", "retape", 100, 0.13, equal=e)) for e in (before, after))
+    assert verdicts(compared(old, new, [Rule("held", 0.5)]), "bits") == [verdict]
+
+
+def test_another_size_is_not_compared():
+    old = run_of(row("retape full", "retape", 100, 0.13))
+    new = run_of(row("retape full", "retape", 900, 0.13), size={"layers": 8, "dtype": "float32", "width": 9})
+    found = compared(old, new)
+    assert found.changes == []
+    assert any("its size differs" in text for text in found.warnings)
+    assert found.exit_code() is Exit.VACUOUS
+
+
+def test_nothing_in_common_proves_nothing():
+    old = bench_runs.run(bench_runs.subject("swiglu"))
+    new = bench_runs.run(bench_runs.subject("attention"))
+    found = compared(old, new)
+    assert found.exit_code() is Exit.VACUOUS
+    text = "\n".join(found.warnings)
+    assert "swiglu, 8 layers, float32: not in the new run" in text
+    assert "attention, 8 layers, float32: not in the old run" in text
+    assert "nothing was compared" in text
+
+
+def test_a_method_is_matched_with_what_it_is_around():
+    old = run_of(row("torch", "torch", 100, 0.13, around="inner"), row("torch", "torch", 50, 0.13))
+    found = compared(old, run_of(row("torch", "torch", 100, 0.13, around="inner")))
+    assert [c.verdict for c in found.changes if c.metric == "peak"] == [SAME, SAME]
+
+
+def test_from_nothing_to_something_is_a_regression():
+    old, new = (run_of(row("retape full", "retape", 100, 0.13, replayed=n)) for n in (0, 5))
+    assert verdicts(compared(old, new, [Rule("replayed", 0.5)]), "replayed") == [REGRESSION]
+
+
+def test_rules_are_read():
+    assert parse_rules(["peak:1%", "time:10%"]) == RULES
+    assert parse_rules(["held:0%", "total:2.5%"]) == [Rule("held", 0.0), Rule("total", 0.025)]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["peek:1%"], "Did you mean peak?"),
+        (["tme:1%"], "Did you mean time?"),
+        (["xyzzy:1%"], "There is: peak, held, time"),
+        (["peak"], "expected a limit like peak:1%"),
+        (["peak:5"], "expected a limit like peak:5%"),
+        (["peak:-1%"], "expected a limit like peak:1%"),
+        (["peak:1%", "peak:2%"], "given twice"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused_with_the_right_spelling(words, told):
+    with pytest.raises(UsageError, match=told.replace("?", r"\?")):
+        parse_rules(words)
+
+
+def test_hostile_names_are_printed_as_text():
+    out = io.StringIO()
+    run = bench_runs.hostile()
+    found = compared(run, run, cpu=HOSTILE)
+    print_comparison(found, Console(file=out, width=124))
+    assert "\x1b" not in out.getvalue()
+    assert "Some CPU" in out.getvalue()
+
+
+# The command line
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def save(name: str, run: Run) -> str:
+        content = _artefact.artefact("bench blocks", {}, run.to_dict(), 0, "retape bench blocks")
+        Path(name).write_text(json.dumps(content))
+        return name
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("peak", "words", "code"),
+    [
+        (100, ["--fail", "peak:1%", "time:10%"], Exit.OK),
+        (102, ["--fail", "peak:1%", "time:10%"], Exit.REGRESSION),
+        (102, ["--fail", "time:10%"], Exit.OK),
+        (102, ["--fail", "peak:5%"], Exit.OK),
+        (102, [], Exit.OK),
+    ],
+)
+def test_the_command_ends_with_3_on_a_regression_beyond_its_limit(saved, capsys, peak, words, code):
+    old = saved("old.json", run_of(row("retape full", "retape", 100, 0.13)))
+    new = saved("new.json", run_of(row("retape full", "retape", peak, 0.13)))
+    assert cli.main(["report", new, "--compare", old, *words]) == code
+    out = capsys.readouterr().out
+    left = json.loads(Path("build/report.json").read_text())
+    assert left["exit_code"] == code
+    found = left["result"]["compare"]
+    assert f"{found['compared']} row" in out
+    judged = [c["verdict"] for c in found["changes"] if (c["metric"], c["method"]) == ("peak", "retape full")]
+    assert (REGRESSION in judged) is ("regression" in out)
+    assert REGRESSION in judged or code is Exit.OK
+
+
+def test_wrong_gradients_are_worse_than_a_regression(saved):
+    old = saved("old.json", run_of(row("retape full", "retape", 100, 0.13)))
+    new = saved("new.json", run_of(row("retape full", "retape", 900, 0.13, equal=DIFFERENT)))
+    assert cli.main(["report", new, "--compare", old, "--fail", "peak:1%"]) == Exit.DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--compare", "absent.json"], "cannot read absent.json"),
+        (["--compare", "text.txt"], "text.txt is not JSON"),
+        (["--compare", "list.json"], "expected the format 'retape/1'"),
+        (["--compare", "doctor.json"], "is of `retape doctor`"),
+        (["--fail", "peak:1%"], "--fail without --compare"),
+        (["--compare", "new.json", "--fail", "peek:1%"], "Did you mean peak?"),
+        (["--compare", "new.json", "--fail"], "--fail"),
+        (["--compair", "new.json"], "Did you mean --compare?"),
+        (["--html", "/dev/null/x.html"], "cannot write /dev/null/x.html"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_before_any_work(saved, capsys, words, told):
+    saved("new.json", bench_runs.run())
+    Path("text.txt").write_text("hello")
+    Path("list.json").write_text("[]")
+    doctor = _artefact.artefact("doctor", {}, {"checks": []}, 0)
+    Path("doctor.json").write_text(json.dumps(doctor))
+    with pytest.raises(SystemExit) as refused:
+        cli.main(["report", "new.json", *words])
+    assert refused.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+
+
+@pytest.mark.parametrize("spoil", ["rows", "timelines", "name"])
+def test_a_spoilt_artefact_is_refused(saved, spoil):
+    path = Path(saved("old.json", bench_runs.run()))
+    content = json.loads(path.read_text())
+    del content["result"]["subjects"][0][spoil]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="Fix: give the artefact"):
+        load("old.json")

@@ -1,0 +1,391 @@
+"""What `retape bench` measured, shown: on a terminal, as Markdown, as CSV, as one HTML page."""
+
+from __future__ import annotations
+
+import csv as csv_reader
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.python import bench_runs
+from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB
+
+from retape import _artefact, cli
+from retape._progress import progress
+from retape.bench import cells, report
+from retape.bench.report import axis, pareto, timeline
+from retape.bench.result import BITWISE, DIFFERENT, Event, Row, Run, Subject, Timeline, run_from
+
+RUNS = {
+    "one": bench_runs.run(),
+    "many": bench_runs.many(),
+    "hostile": bench_runs.hostile(),
+    "nothing": Run(),
+    "no rows": bench_runs.run(bench_runs.subject(rows=[], timelines=[])),
+    "only skipped": bench_runs.run(bench_runs.subject(rows=[Row("x", "torch", skipped="no x")])),
+    "no plain": bench_runs.run(bench_runs.subject(rows=bench_runs.rows()[1:])),
+    "no times": bench_runs.run(bench_runs.subject(rows=[Row("plain", "plain", peak=5, held=2)])),
+    "no size": bench_runs.run(bench_runs.subject(size={})),
+    "all alike": bench_runs.run(bench_runs.subject(rows=[bench_runs.row("plain", "plain", 1, 1)] * 3)),
+    "of nothing": bench_runs.run(bench_runs.subject(rows=[bench_runs.row("plain", "plain", 0, 0)])),
+}
+
+
+def printed(run: Run, width: int = 124, terminal: bool = False) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, highlight=False)
+    report.terminal.print_run(run, console)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_renderer_has_something_to_say_of_every_run(name):
+    run = RUNS[name]
+    assert printed(run)
+    assert report.markdown.render(run, ENVIRONMENT, "retape bench").startswith("# retape bench")
+    lines = list(csv_reader.reader(io.StringIO(report.csv.render(run))))
+    assert len(lines) == 1 + sum(len(subject.rows) for subject in run.subjects)
+    assert report.page.render(run, ENVIRONMENT, "retape bench").encode()
+
+
+def table_of(run: Run) -> dict[str, list[str]]:
+    """Cells of the Markdown table by method."""
+    text = report.markdown.render(run, ENVIRONMENT)
+    lines = [line for line in text.split("## Machine")[0].splitlines() if line.startswith("| ")]
+    split = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {row[0].removesuffix(" ◆"): row[1:] for row in split}
+
+
+def test_a_table_has_the_columns_and_every_number_in_one_unit_for_each():
+    table = table_of(bench_runs.run())
+    assert table["method"] == [
+        "peak, MiB",
+        "held after forward, MiB",
+        "forward, ms",
+        "backward, ms",
+        "total, ms",
+        "memory saved, %",
+        "time delta, %",
+        "GFLOP run",
+        "bitwise equal",
+        "ops replayed",
+    ]
+    assert table["retape full"] == [
+        "131.5", "78.9", "46.3 ± 0.5", "92.7 ± 0.9", "139.0 ± 1.4", "68.1", "+15.8", "15.9", "bitwise", "96",
+    ]  # fmt: skip
+    assert table["plain"][5:7] == ["–", "–"]
+    assert table["compile, budget 0.5"][6] == "-1.7"
+
+
+def test_what_was_not_measured_is_a_dash_and_says_why():
+    table = table_of(bench_runs.run())
+    assert set(table["deepspeed"]) == {"–"}
+    assert table["fairscale"][0] == "160.0"
+    text = report.markdown.render(bench_runs.run(), ENVIRONMENT)
+    assert "- deepspeed: skipped: not installed: deepspeed" in text
+    assert "- fairscale: failed: RuntimeError: expected 2 outputs, got 3" in text
+    page = report.page.render(bench_runs.run(), ENVIRONMENT)
+    assert "skipped: not installed: deepspeed" in page
+    assert "failed: RuntimeError: expected 2 outputs, got 3" in page
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([5], "5 B"), ([2048, 3], "2.00 KiB"), ([40 * MIB], "40.0 MiB"), ([5 << 30, 1], "5.00 GiB"), ([], "0 B")],
+)
+def test_the_largest_value_chooses_the_unit(values, text):
+    unit = cells.bytes_unit(values)
+    assert f"{unit.number(max(values, default=0))} {unit.name}" == text
+
+
+def test_time_delta_is_of_rounds_side_by_side_where_there_are_such():
+    plain = bench_runs.row("plain", "plain", 1, 0.1)
+    slow = bench_runs.row("x", "torch", 1, 0.2, ratio=(1.9, 1.95, 2.0))
+    assert cells.time_delta(slow, plain) == pytest.approx(0.95)
+    slow.ratio = None
+    assert cells.time_delta(slow, plain) == pytest.approx(1.0)
+    assert cells.time_delta(slow, None) is None
+
+
+def test_methods_are_told_apart_by_what_they_are_around_only_where_that_is_needed():
+    rows = [Row("torch", "torch", "inner"), Row("torch", "torch", "block"), Row("plain", "plain", "x")]
+    assert cells.labels(Subject("s", "", "", {}, rows=rows)) == ["torch, inner", "torch, block", "plain"]
+
+
+def test_the_frontier_is_what_nothing_with_right_gradients_beats_in_both():
+    subject = bench_runs.subject()
+    best = [subject.rows[index].method for index in cells.frontier(subject)]
+    assert best == ["compile, budget 0.5", "retape cheap", "retape plan 150 MiB", "retape full"]
+    subject.rows.append(bench_runs.row("wrong", "other", 1, 0.001, equal=DIFFERENT))
+    assert len(cells.frontier(subject)) == 4
+
+
+def test_a_size_of_its_own_for_times_is_told():
+    text = report.markdown.render(bench_runs.many(), ENVIRONMENT)
+    assert "memory at 8 layers, float32, width 512, tokens 4096; times at 2 layers, float32" in text
+
+
+def test_warnings_are_in_every_report_for_people():
+    run = bench_runs.run(warnings=("busy: load average 9",))
+    assert "Warning: busy: load average 9" in printed(run)
+    assert "Warning: busy: load average 9" in report.markdown.render(run, ENVIRONMENT)
+    assert "busy: load average 9" in report.page.render(run, ENVIRONMENT)
+
+
+@pytest.mark.parametrize("name", ["one", "many", "hostile"])
+def test_a_terminal_of_the_usual_log_width_holds_the_table(name):
+    for line in printed(RUNS[name]).splitlines():
+        assert len(line) <= 124
+        if line.lstrip().startswith(("retape full", "◆ retape full")):
+            assert line.rstrip().endswith("96")
+
+
+def test_a_terminal_gets_no_codes_from_names():
+    text = printed(bench_runs.hostile(), terminal=True)
+    assert "\x1b[31m" not in text.replace("\x1b[31mfailed", "").replace("\x1b[31m  =1+1", "")
+    assert "\x00" not in text
+    assert "\u202e" not in text
+    assert "[31m" in text  # of the name, shown
+
+
+def test_the_bar_says_what_runs_and_how_long_still():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    seen = []
+
+    def work(advance):
+        for name in ("swiglu, plain", "swiglu, [red]retape"):
+            advance(name)
+            seen.append(name)
+
+    progress(work, 2, console)
+    assert seen == ["swiglu, plain", "swiglu, [red]retape"]
+    assert "[red]retape" in out.getvalue()
+    assert re.search(r"\d/2", out.getvalue())
+    assert re.search(r"(\d|-):(\d|-){2}:(\d|-){2}", out.getvalue())
+    quiet = io.StringIO()
+    progress(work, 2, Console(file=quiet, width=100))
+    assert quiet.getvalue().strip() == ""
+
+
+def test_csv_has_bytes_and_seconds_and_empty_cells():
+    lines = list(csv_reader.DictReader(io.StringIO(report.csv.render(bench_runs.run()))))
+    full = next(line for line in lines if line["method"] == "retape full")
+    assert full["subject"] == "swiglu, 8 layers, float32"
+    assert int(full["peak_bytes"]) == int(131.5 * MIB)
+    assert float(full["total_seconds"]) == 0.139
+    assert float(full["total_low_seconds"]) < 0.139 < float(full["total_high_seconds"])
+    assert float(full["memory_saved"]) == pytest.approx(0.681, abs=1e-3)
+    skipped = next(line for line in lines if line["skipped"])
+    assert skipped["peak_bytes"] == skipped["total_seconds"] == skipped["bits"] == ""
+
+
+def test_csv_cells_are_no_formulas():
+    lines = list(csv_reader.DictReader(io.StringIO(report.csv.render(bench_runs.hostile()))))
+    assert lines[3]["method"] == "'=1+1"
+    assert lines[3]["around"] == "'@SUM(A1)"
+    for line in lines:
+        for cell in line.values():
+            assert not cell.startswith(("=", "+", "@"))
+            assert "\n" not in cell
+            assert "\x1b" not in cell
+
+
+def test_markdown_of_hostile_names_is_text():
+    text = report.markdown.render(bench_runs.hostile(), {HOSTILE: HOSTILE}, f"retape {HOSTILE}")
+    for line in text.splitlines():
+        if not line.startswith("Made by"):
+            assert not re.search(r"(?<!\\)[<`*_]", line), line
+    assert "\x1b" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "hit" in line]
+    for line in rows[:4]:
+        assert len(re.findall(r"(?<!\\)\|", line)) == 12  # no name opens a cell
+
+
+def test_markdown_keeps_the_command_in_one_code_span():
+    text = report.markdown.render(Run(), {}, "retape bench ``x``")
+    assert "``` retape bench ``x`` ```" in text
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    handle_startendtag = handle_starttag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_page_loads_nothing_and_runs_only_its_own_script(name):
+    text = report.page.render(RUNS[name], {**ENVIRONMENT, HOSTILE: HOSTILE}, HOSTILE)
+    found = Tags(text)
+    timelines = sum(len(s.timelines) for s in RUNS[name].subjects)
+    assert found.tags.count("script") == 1 + timelines
+    assert not {"img", "iframe", "object", "embed", "link", "base", "form", "use", "image"} & set(found.tags)
+    names = {name for name, _ in found.attributes}
+    assert not [name for name in names if name.startswith("on")]
+    assert not {"src", "style", "srcset", "xlink:href", "action"} & names
+    assert {value for name, value in found.attributes if name == "href" and not value.startswith("#")} == set()
+    assert "url(" not in text
+    assert "@import" not in text
+    stated = next(v for n, v in found.attributes if n == "content" and v.startswith("default-src"))
+    policy = dict(rule.split(" ", 1) for rule in stated.split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"].startswith("'sha256-")
+    assert policy["style-src"].startswith("'sha256-")
+    assert "prefers-color-scheme: dark" in text
+    assert "\x1b" not in text
+
+
+def test_the_page_has_the_machine_and_the_command():
+    facts = _artefact.environment()
+    text = "".join(Tags(report.page.render(bench_runs.run(), facts, "retape bench --html x.html")).text)
+    for name in ("cpu", "threads", "torch", "blas"):
+        assert name in text
+        assert str(facts[name]) in text
+    assert "retape bench --html x.html" in text
+
+
+def test_the_page_of_many_subjects_opens_with_all_of_them():
+    text = report.page.render(bench_runs.many(), ENVIRONMENT)
+    for number, subject in enumerate(bench_runs.many().subjects, 1):
+        assert f'<a href="#s{number}">{subject.key}</a>' in text
+        assert f'id="s{number}"' in text
+    assert text.count('class="pareto"') == 5
+    assert text.count("data-timeline>") == 6
+    assert "All subjects" not in report.page.render(bench_runs.run(), ENVIRONMENT)
+
+
+def test_retapes_own_wrong_gradients_are_loud_and_end_with_1():
+    run = bench_runs.run(bench_runs.subject(rows=[bench_runs.row("retape full", "retape", 1, 1, equal=DIFFERENT)]))
+    assert report.exit_code(run) == 1
+    assert report.exit_code(bench_runs.run()) == 0  # somebody else's are in there
+    card = next(c for c in report.page.of_run(run, {}).cards if c.label == "bitwise equal")
+    assert (card.figure, card.tone) == ("0 of 1", "bad")
+
+
+def test_a_family_that_nobody_knows_is_drawn_as_other():
+    assert pareto.family_class("output discard") == "output-discard"
+    assert pareto.family_class('x" onload="') == "other"
+
+
+def test_points_without_a_peak_or_a_time_are_counted_not_drawn():
+    plot = pareto.plot(bench_runs.subject())
+    assert len(plot.points) == 10
+    assert plot.left_out == 2
+    assert pareto.plot(bench_runs.subject(rows=[Row("x", "torch", peak=5)])) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 10, [0, 2, 4, 6, 8, 10]), (0.11, 0.17, [0.12, 0.14, 0.16]), (3, 3.4, [3, 3.1, 3.2, 3.3, 3.4])],
+)
+def test_ticks_are_round_and_inside(low, high, ticks):
+    assert axis.Axis(low, high, 0, 100).ticks(5) == pytest.approx(ticks)
+
+
+def test_a_long_timeline_keeps_its_peak_its_end_and_its_order():
+    events = bench_runs.step(700)
+    events.insert(4321, Event(9 << 40, events[4320].current + (9 << 40), 10**9, "kept", "spike"))
+    events.insert(4322, Event(-(9 << 40), events[4320].current, 10**9, "kept", "spike"))
+    chosen = timeline.moments(events)
+    assert len(chosen) <= timeline.STEPS <= 2000
+    assert chosen == sorted(set(chosen))
+    assert 4321 in chosen
+    assert chosen[-1] == len(events) - 1
+    short = bench_runs.step(3)
+    assert timeline.moments(short) == list(range(len(short)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 1999, 5000])
+def test_no_timeline_has_more_moments_than_fit(count):
+    events = [Event(1, n + 1, n, "kept", "") for n in range(count)]
+    assert len(timeline.moments(events)) <= timeline.STEPS
+    assert timeline.moments(events)[-1] == count - 1
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_kinds_add_up_to_what_is_live(replays):
+    events = bench_runs.step(40, replays=replays)
+    known = timeline.allocations(events)
+    levels = timeline.live(events, known, range(len(events)))
+    assert [sum(level) for level in levels] == [event.current for event in events]
+    assert all(level[0] == 0 for level in levels)
+    assert any(level[3] for level in levels) is replays
+
+
+def test_a_free_takes_from_the_kind_that_was_allocated():
+    events = [Event(8, 8, 1, "kept", "a"), Event(-8, 0, 1, "gradient", "b")]
+    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [[0, 8, 0, 0], [0, 0, 0, 0]]
+
+
+def test_bytes_that_nobody_allocated_were_there_before():
+    events = [Event(8, 108, 1, "kept", "a"), Event(-100, 8, 99, "kept", "b")]
+    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [[100, 8, 0, 0], [0, 8, 0, 0]]
+
+
+def test_pictures_of_a_subject_share_their_scale_and_stay_small():
+    long = Timeline("retape full", bench_runs.step(2000, 0.1))
+    subject = bench_runs.subject(timelines=[Timeline("plain", bench_runs.step(replays=False)), long])
+    pictures = report.page.of_run(bench_runs.run(subject), {}).groups[0][1][0].pictures
+    assert pictures[0].y_ticks == pictures[1].y_ticks
+    assert pictures[1].peak == max(event.current for event in long.events)
+    assert pictures[1].merged and not pictures[0].merged
+    assert len(report.page.render(bench_runs.run(subject), {})) < 400_000
+
+
+def test_data_for_the_script_is_json_that_ends_no_script():
+    text = report.page.render(bench_runs.hostile(), ENVIRONMENT)
+    blocks = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert "<" not in block
+        assert any("<script>hit(1)</script>" in name for name in json.loads(block)["names"])
+
+
+def saved_run(path: Path, run: Run, **changes) -> str:
+    content = _artefact.artefact("bench blocks", {}, run.to_dict(), 0, "retape bench blocks")
+    path.write_text(json.dumps({**content, **changes}))
+    return str(path)
+
+
+def test_a_run_comes_back_from_its_artefact_as_it_was(tmp_path):
+    path = saved_run(tmp_path / "run.json", bench_runs.many())
+    assert run_from(json.loads(Path(path).read_text())["result"]) == bench_runs.many()
+
+
+def test_report_shows_an_artefact_again_in_every_format(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = saved_run(tmp_path / "run.json", bench_runs.run(), environment=ENVIRONMENT)
+    files = ["--html", "a/x.html", "--markdown", "a/x.md", "--csv", "a/x.csv"]
+    assert cli.main(["report", path, *files]) == 0
+    out = capsys.readouterr().out
+    assert "retape plan 150 MiB" in out
+    for name in files[1::2]:
+        assert "retape plan 150 MiB" in Path(name).read_text()
+        assert f"Written: {name}" in out
+    page = Path("a/x.html").read_text()
+    assert "Some CPU" in page  # of the run, not of this machine
+    assert "<pre>retape bench blocks</pre>" in page
+    assert json.loads(Path("build/report.json").read_text())["result"]["subjects"][0]["name"] == "swiglu"
+
+
+def test_nobodys_bits_are_called_better_than_they_are():
+    assert cells.TONES[BITWISE] == "good"
+    assert cells.TONES[DIFFERENT] == "bad"
+    odd = bench_runs.subject(rows=[bench_runs.row("x", "torch", 1, 1, equal="splendid")])
+    assert cells.columns(odd)[8].cells[0].tone == "loud"
