@@ -5,7 +5,8 @@ A verb is one line in VERBS and one module with two functions:
     add_arguments(parser)              # its options
     run(args, console) -> (code, result)   # does the work, prints, returns what goes in the JSON
 
-`args.command_line` is what was typed, for reports. Everything else (help, examples, spelling, exit codes, the artefact) is done here, once.
+`args.command_line` is what was typed, for reports. Everything else (help, examples, spelling, exit
+codes, the artefact) is done here, once.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ VERBS = (
         "build/verify.json",
     ),
     Verb(
+        "bench run",
+        "retape.bench.run",
+        "memory, time and gradients of Retape and of what is used instead, on the same work",
+        "retape bench --quick --html bench.html",
+        "build/bench/run.json",
+    ),
+    Verb(
         "bench overhead",
         "retape.bench.overhead",
         "what recording and replaying cost per op, beside torch's own ways",
@@ -79,6 +87,9 @@ VERBS = (
 
 # The first word of verbs that have a second one.
 GROUPS = {"bench": "measure speed or memory"}
+
+# Said of a group when only its options are: `retape bench --quick`.
+DEFAULTS = {"bench": "run"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -200,6 +211,14 @@ def build_parser(words: Sequence[str]) -> Parser:
     return parser
 
 
+def _completed(words: list[str]) -> list[str]:
+    """`bench --quick` is `bench run --quick`."""
+    default = DEFAULTS.get(words[0]) if words else None
+    if default is None or (len(words) > 1 and (words[1] in ("-h", "--help") or words[1][0] != "-")):
+        return words
+    return [words[0], default, *words[1:]]
+
+
 def _recorded(args: argparse.Namespace) -> dict[str, Any]:
     plumbing = {"parser", "chosen", "verb", "what", "json", "command_line"}
     return {name: value for name, value in vars(args).items() if name not in plumbing}
@@ -207,7 +226,7 @@ def _recorded(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code. Bad arguments raise SystemExit(2)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _completed(list(sys.argv[1:] if argv is None else argv))
     args, rest = build_parser(words).parse_known_args(words)
     if rest:
         args.parser.error(f"unrecognized arguments: {' '.join(rest)}")

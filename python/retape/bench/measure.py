@@ -93,7 +93,7 @@ def times(
         _phases(work, method, layers, x)
     runs = {m.name: (lambda m=m: _phases(work, m, layers, x)) for m in chosen}
     with timing.quiet_process():
-        measured = timing.interleave(runs, "plain", rounds, 1, on_round)
+        measured = timing.interleave(runs, "plain", rounds, 0, on_round)
     for name, entry in measured.items():
         row = rows[name]
         forward, backward = zip(*entry.rounds, strict=True)

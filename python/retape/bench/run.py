@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from retape._progress import progress
 from retape._text import Exit
-from retape.bench import blocks, measure, methods
+from retape.bench import blocks, measure, methods, report
 from retape.bench.blocks import BLOCKS, Size
 from retape.bench.methods import METHODS, Method
 from retape.bench.result import Row, Run, Subject
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16")
 TIME = {"d_model": 512, "d_ff": 2048, "sequence": 512}  # seconds a step, not minutes
-QUICK = {"d_model": 128, "d_ff": 512, "sequence": 128}
+QUICK = {"d_model": 256, "d_ff": 1024, "sequence": 256}
 QUICK_METHODS = ("plain", "retape cheap", "retape full", "torch checkpoint", "selective")
 TIMELINES = ("plain", "retape cheap", "retape full", "torch checkpoint")
 
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-time", action="store_true", help="memory and gradients only")
     parser.add_argument("--rounds", type=int, default=7, help="of times (%(default)s)")
     parser.add_argument("--frontier", action="store_true", help="also every k of the last layers kept")
+    report.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="few methods, small sizes: a minute")
 
 
@@ -71,23 +73,33 @@ class Plan:
     rounds: int
     time_size: dict[str, int] | None  # None: no times
     dry: bool
+    frontier: bool
+
+    def methods_for(self, size: Size) -> list[Method]:
+        return [*self.methods, *(methods.frontier(size.layers) if self.frontier else [])]
+
+    def parts(self, size: Size) -> int:
+        """Of one subject, for the progress bar: a method each, then rounds of times."""
+        return len(self.methods_for(size)) + (self.rounds if self.time_size is not None else 0)
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
     if args.list:
         _print_list(console)
         return Exit.OK, {"subjects": list(BLOCKS), "methods": list(METHODS)}
+    asked = report.check(args)
     plan = _plan(args)
     result = Run()
-    with torch.random.fork_rng(devices=[]), _bar(plan, console) as advance:
+
+    def all_of_it(advance: Callable[[str], None]) -> None:
         for name, size in plan.sizes:
-            subject, warnings = _block(name, size, plan, args.frontier, advance)
+            subject, warnings = _block(name, size, plan, advance)
             result.subjects.append(subject)
             result.warnings += [each for each in warnings if each not in result.warnings]
-    from retape.bench.report import terminal
 
-    terminal.print_run(result, console)
-    return Exit.OK, result.to_dict()
+    with torch.random.fork_rng(devices=[]):
+        progress(all_of_it, sum(plan.parts(size) for _, size in plan.sizes), console)
+    return report.finish(result, asked, args, console)
 
 
 def _plan(args: argparse.Namespace) -> Plan:
@@ -113,9 +125,11 @@ def _plan(args: argparse.Namespace) -> Plan:
         for n in layers
         for name in names
     ]
-    time_size = None if args.no_time else {key: min(value, numbers[key]) for key, value in (QUICK if args.quick else TIME).items()}
+    small = QUICK if args.quick else TIME
+    time_size = {name: min(value, numbers[name]) for name, value in small.items()}
     picked = [METHODS[name] for name in dict.fromkeys(["plain", *chosen])]
-    return Plan(sizes, picked, min(args.rounds, 3) if args.quick else args.rounds, time_size, not args.compute)
+    rounds = min(args.rounds, 3) if args.quick else args.rounds
+    return Plan(sizes, picked, rounds, None if args.no_time else time_size, not args.compute, args.frontier)
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
@@ -137,10 +151,10 @@ def _work(name: str, size: Size, scaled: bool) -> measure.Work:
 
 
 def _block(
-    name: str, size: Size, plan: Plan, frontier: bool, advance: Callable[[str], None]
+    name: str, size: Size, plan: Plan, advance: Callable[[str], None]
 ) -> tuple[Subject, list[str]]:
     subject = Subject(name, BLOCKS[name].title, "blocks", size.to_dict())
-    chosen = [*plan.methods, *(methods.frontier(size.layers) if frontier else [])]
+    chosen = plan.methods_for(size)
     big = _work(name, size, scaled=not plan.dry)
     small_size = replace(size, **(plan.time_size or QUICK))
     small = _work(name, small_size, scaled=True)
@@ -159,21 +173,16 @@ def _block(
             row.error = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     warnings: list[str] = []
     if plan.time_size is not None:
-        advance(f"{subject.key}: times")
         subject.time_size = small_size.to_dict()
-        runs = [method for method in chosen if not rows[method.name].skipped and not rows[method.name].error]
-        warnings = measure.times(small, runs, rows, plan.rounds, lambda: None)
+        runs = [m for m in chosen if not rows[m.name].skipped and not rows[m.name].error]
+        warnings = measure.times(
+            small, runs, rows, plan.rounds, lambda: advance(f"{subject.key}: times")
+        )
     subject.rows = list(rows.values())
     subject.timelines = [
         measure.timeline(big, METHODS[each], plan.dry) for each in TIMELINES if each in rows
     ]
     return subject, warnings
-
-
-def _bar(plan: Plan, console: Console) -> Any:
-    from retape.bench.report import terminal
-
-    return terminal.progress(len(plan.sizes) * (len(plan.methods) + (plan.time_size is not None)), console)
 
 
 def _print_list(console: Console) -> None:
