@@ -32,7 +32,7 @@ def eager() -> _C.Eager:
     return _C.Eager()
 
 
-def recompute(policy: PolicyLike = "full", name: str = "") -> _C.Scope:
+def recompute(policy: PolicyLike = "full", name: str = "", timed: bool = False) -> _C.Scope:
     """A scope: what runs in it is recorded, what autograd saves in it may be dropped and replayed.
 
     >>> with retape.recompute("full", name="encoder") as rec:
@@ -42,5 +42,6 @@ def recompute(policy: PolicyLike = "full", name: str = "") -> _C.Scope:
 
     policy: "none", "full", "cheap", a `Policy`, or a function `f(info) -> "keep" | "drop"`.
     name: of the region, for errors and reports.
+    timed: count `stats.replay_ns`, the time that backward spends in replay.
     """
-    return _C.Scope(as_policy(policy), name)
+    return _C.Scope(as_policy(policy), name, timed)
