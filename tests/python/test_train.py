@@ -173,8 +173,8 @@ def test_on_a_terminal_there_is_one_live_line(program: Program, tmp_path: Path) 
     assert b"\r" in shown
 
 
-# Three times the parameters. Plain, the small one takes 72 MiB of memory, the large one 213; with
-# Retape the large one takes 35.
+# Three times the parameters. Plain, the small one needs 69 MiB and the large one 211; with Retape the
+# large one needs 32.
 SMALL, LARGE, LIMIT = 4, 13, "90MiB"
 
 
