@@ -14,13 +14,14 @@ namespace {
 // A scope as a context manager: opened by `with`, readable afterwards.
 class Scope {
  public:
-  Scope(Policy policy, std::string name) : policy_(std::move(policy)), name_(std::move(name)) {}
+  Scope(Policy policy, std::string name, bool timed)
+      : policy_(std::move(policy)), name_(std::move(name)), timed_(timed) {}
 
   void enter() {
     if (scope_) {
       throw UsageError("[recompute] the scope was opened before. Fix: make a new one for each `with`.");
     }
-    scope_ = std::make_unique<Recompute>(policy_, name_);
+    scope_ = std::make_unique<Recompute>(policy_, name_, timed_);
   }
 
   void close() {
@@ -37,6 +38,7 @@ class Scope {
  private:
   Policy policy_;
   std::string name_;
+  bool timed_;
   std::unique_ptr<Recompute> scope_;
 };
 
@@ -54,6 +56,7 @@ void bind_recompute(py::module_& module) {
       .def_readonly("anchors", &Stats::anchors)
       .def_readonly("bytes_anchored", &Stats::bytes_anchored)
       .def_readonly("ops_replayed", &Stats::ops_replayed)
+      .def_readonly("replay_ns", &Stats::replay_ns)
       .def("__repr__", [](const Stats& s) {
         return "Stats(ops_recorded=" + std::to_string(s.ops_recorded) +
             ", values_saved=" + std::to_string(s.values_saved) +
@@ -64,11 +67,16 @@ void bind_recompute(py::module_& module) {
             ", bytes_dropped=" + std::to_string(s.bytes_dropped) +
             ", anchors=" + std::to_string(s.anchors) +
             ", bytes_anchored=" + std::to_string(s.bytes_anchored) +
-            ", ops_replayed=" + std::to_string(s.ops_replayed) + ")";
+            ", ops_replayed=" + std::to_string(s.ops_replayed) +
+            ", replay_ns=" + std::to_string(s.replay_ns) + ")";
       });
 
   py::class_<Scope>(module, "Scope")
-      .def(py::init<Policy, std::string>(), py::arg("policy"), py::arg("name") = "")
+      .def(
+          py::init<Policy, std::string, bool>(),
+          py::arg("policy"),
+          py::arg("name") = "",
+          py::arg("timed") = false)
       .def(
           "__enter__",
           [](py::object self) {

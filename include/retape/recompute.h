@@ -36,6 +36,7 @@ struct Stats {
   uint64_t anchors = 0;         // values kept only to cut replay chains
   uint64_t bytes_anchored = 0;
   uint64_t ops_replayed = 0;
+  uint64_t replay_ns = 0;       // time that backward spent in replay; of timed scopes only
 };
 
 namespace detail {
@@ -44,7 +45,8 @@ struct Region;
 
 class RETAPE_API Recompute {
  public:
-  explicit Recompute(Policy policy = Policy::full(), std::string name = "");
+  // `timed`: replay reads the clock, twice for each value that backward asks for.
+  explicit Recompute(Policy policy = Policy::full(), std::string name = "", bool timed = false);
   ~Recompute();
   Recompute(const Recompute&) = delete;
   Recompute& operator=(const Recompute&) = delete;
@@ -53,7 +55,7 @@ class RETAPE_API Recompute {
   // or on another thread than the one that opened it; the scope then stays as it was.
   void close();
 
-  // Valid during and after the scope; ops_replayed goes on counting in backward.
+  // Valid during and after the scope; ops_replayed and replay_ns go on counting in backward.
   Stats stats() const;
 
  private:

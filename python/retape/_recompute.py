@@ -32,7 +32,9 @@ def eager() -> _C.Eager:
     return _C.Eager()
 
 
-def recompute(policy: PolicyLike = "full", name: str = "", lean: bool = True) -> _C.Scope:
+def recompute(
+    policy: PolicyLike = "full", name: str = "", lean: bool = True, timed: bool = False
+) -> _C.Scope:
     """A scope: what runs in it is recorded, what autograd saves in it may be dropped and replayed.
 
     >>> with retape.recompute("full", name="encoder") as rec:
@@ -43,6 +45,7 @@ def recompute(policy: PolicyLike = "full", name: str = "", lean: bool = True) ->
     policy: "none", "full", "cheap", a `Policy`, or a function `f(info) -> "keep" | "drop"`.
     name: of the region, for errors and reports.
     lean: backward nodes that let go of what they have used; False: torch's own.
+    timed: count `stats.replay_ns`, the time that backward spends in replay.
     """
     chosen = as_policy(policy)
-    return _C.Scope(chosen if lean else chosen.lean(False), name)
+    return _C.Scope(chosen if lean else chosen.lean(False), name, timed)

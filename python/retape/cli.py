@@ -42,6 +42,13 @@ VERBS = (
         "{output}/report.json",
     ),
     Verb(
+        "train",
+        "retape.training.cli",
+        "train a character-level transformer; killed at any moment, it goes on bit for bit",
+        "retape train --steps 200 --policy full --out build/train --resume",
+        "{out}/report.json",
+    ),
+    Verb(
         "verify",
         "retape.verifying.cli",
         "run a step plain and recomputed, from the same state, and compare every bit",

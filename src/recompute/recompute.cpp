@@ -30,13 +30,15 @@ Stats Region::stats() const {
   stats.anchors = counters.anchors.get();
   stats.bytes_anchored = counters.bytes_anchored.get();
   stats.ops_replayed = counters.ops_replayed.get();
+  stats.replay_ns = counters.replay_ns.get();
   return stats;
 }
 
 }  // namespace detail
 
-Recompute::Recompute(Policy policy, std::string name)
+Recompute::Recompute(Policy policy, std::string name, bool timed)
     : region_(std::make_shared<detail::Region>(std::move(policy), std::move(name))) {
+  region_->timed = timed;
   if (is_eager()) {
     region_->inert = true;
     return;

@@ -30,6 +30,7 @@ struct Counters {
   Counter bytes_saved, bytes_given, bytes_dropped;
   Counter anchors, bytes_anchored;
   Counter ops_replayed;
+  Counter replay_ns;
 };
 
 struct Region {
@@ -40,6 +41,7 @@ struct Region {
   const std::thread::id thread = std::this_thread::get_id();
   bool open = false;
   bool inert = false;        // made under Eager: open in name only
+  bool timed = false;        // counts replay_ns
   size_t hooks_outside = 0;  // saved-tensor hooks of the user that were there before
   int graph_task = -1;       // backward it was opened in, if any
   std::unique_ptr<Decider> decider;  // null where every decision is taken at birth

@@ -11,6 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace retape::detail {
 
@@ -292,6 +293,33 @@ struct Work {
   std::vector<c10::intrusive_ptr<Value>> transient;
 };
 
+// Times a replay for the region whose value was asked for. A replay that another one needs on the
+// same thread is part of that one's time.
+class Stopwatch {
+ public:
+  Stopwatch(Tape& tape, Region& region)
+      : tape_(tape), region_(region.timed && current_phase() != Phase::Replay ? &region : nullptr) {
+    if (region_ != nullptr) {
+      start_ = Clock::now();
+    }
+  }
+  ~Stopwatch() {
+    if (region_ != nullptr) {
+      const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_);
+      TapeLock lock(tape_);
+      region_->counters.replay_ns.add(time.count());
+    }
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Tape& tape_;
+  Region* region_;
+  Clock::time_point start_;
+};
+
 std::vector<c10::Storage> roots_that_are_discarded(Tape& tape, Value& value) {
   std::vector<c10::Storage> roots;
   TapeLock lock(tape);
@@ -337,6 +365,7 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
       }
       work.plan = ops_needed(tape, value, pass);
     }
+    Stopwatch stopwatch(tape, *value.recipe->region);
     PhaseGuard phase(Phase::Replay);
     c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
     std::optional<FlagsGuard> flags;

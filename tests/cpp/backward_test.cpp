@@ -1,6 +1,8 @@
 // Every way to run backward, and state that is clean after every way it can fail.
 #include "support.h"
 
+#include <chrono>
+
 namespace retape::testing {
 namespace {
 
@@ -43,6 +45,41 @@ TEST(Backward, EveryOpIsReplayedAtMostOnce) {
   scope.close();
   loss.backward();
   EXPECT_LE(scope.stats().ops_replayed, scope.stats().ops_recorded);
+}
+
+TEST(Backward, TimeInReplayIsCountedWhereItIsAskedFor) {
+  using Clock = std::chrono::steady_clock;
+  Subject ours;
+  Recompute scope(drop_all(), "timed", /*timed=*/true);
+  auto loss = network(ours.x, ours.w).sum();
+  scope.close();
+  EXPECT_EQ(scope.stats().replay_ns, 0u);
+  const auto start = Clock::now();
+  loss.backward();
+  const std::chrono::nanoseconds whole = Clock::now() - start;
+  EXPECT_GT(scope.stats().replay_ns, 0u);
+  EXPECT_LE(scope.stats().replay_ns, static_cast<uint64_t>(whole.count()));  // all on this thread
+
+  Recompute untimed(drop_all());
+  loss = network(ours.x, ours.w).sum();
+  untimed.close();
+  loss.backward();
+  EXPECT_GT(untimed.stats().ops_replayed, 0u);
+  EXPECT_EQ(untimed.stats().replay_ns, 0u);
+}
+
+TEST(Backward, OfNestedScopesTheOneWhoseValueWasAskedForIsTimed) {
+  Subject ours;
+  Recompute outer(drop_all(), "outer", /*timed=*/true);
+  auto h = (ours.x * 1.5).exp();
+  Recompute inner(drop_all(), "inner", /*timed=*/true);
+  h = h.sin();
+  inner.close();
+  outer.close();
+  h.sum().backward();
+  EXPECT_GT(outer.stats().ops_replayed, 0u);
+  EXPECT_GT(outer.stats().replay_ns, 0u);
+  EXPECT_EQ(inner.stats().replay_ns, 0u);
 }
 
 TEST(Backward, TwoLossesInEitherOrder) {

@@ -68,7 +68,7 @@ def test_version_names_retape_and_torch(capsys):
         (["bench", "overhead", "--qick"], "Did you mean --quick?"),
         (["demo", "--step=3"], "Did you mean --steps?"),
         (["demo", "--json", "x.json", "--sede", "3"], "Did you mean --seed?"),
-        (["xyzzy"], "There is: bench, demo, verify, report, doctor."),
+        (["xyzzy"], "There is: bench, demo, train, verify, report, doctor."),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_closest_one_there_is(capsys, words, offered):

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -44,6 +45,18 @@ def test_scope_counts_what_it_did(x: torch.Tensor) -> None:
     loss.backward()
     assert rec.stats.ops_replayed == 4
     assert_same_bits(x.grad, gradient(x.detach().requires_grad_()), "x.grad")
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_time_in_replay_is_counted_where_it_is_asked_for(timed: bool, x: torch.Tensor) -> None:
+    with retape.recompute(DROP, timed=timed) as rec:
+        loss = chain(x)
+    assert rec.stats.replay_ns == 0
+    start = time.monotonic_ns()
+    loss.backward()
+    whole = time.monotonic_ns() - start
+    assert rec.stats.ops_replayed > 0
+    assert (0 < rec.stats.replay_ns <= whole) if timed else rec.stats.replay_ns == 0
 
 
 @pytest.mark.parametrize("policy", ["none", "full", "cheap", DROP, lambda info: "drop"])

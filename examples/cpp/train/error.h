@@ -1,0 +1,32 @@
+// How the program ends when it cannot go on: a text for the user and an exit code, those of `retape`.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace train {
+
+constexpr int kUsage = 2;   // arguments, files
+constexpr int kBudget = 4;  // the memory limit
+
+class Refused : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] inline void refuse_errno(const std::string& what) {
+  const int code = errno;
+  throw Refused(what + " (" + std::strerror(code) + ")");
+}
+
+inline bool is_out_of_memory(const std::exception& error) {
+  const std::string text = error.what();
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      text.find("can't allocate memory") != std::string::npos ||
+      text.find("not enough memory") != std::string::npos;
+}
+
+}  // namespace train

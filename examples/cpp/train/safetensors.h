@@ -1,0 +1,144 @@
+// Files in the safetensors format: 8 bytes with the length of the header (little-endian), the header
+// as JSON, the tensors.
+//
+//   train::write_safetensors("run.safetensors", {{"weight", weight}}, {{"step", "3"}});
+//   train::SafetensorsFile file("run.safetensors");   // refuses what is not whole
+//   file.read("weight", weight);                      // into the memory that is there
+#pragma once
+
+#include "error.h"
+#include "file.h"
+#include "header.h"
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace train {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+inline std::string dtype_name(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "F32";
+    case at::kByte:
+      return "U8";
+    default:
+      throw Refused(std::string("cannot write tensors of ") + c10::toString(dtype));
+  }
+}
+
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path) : file_(path, std::ios::binary) {
+    if (!file_) {
+      refuse_errno("cannot be read");
+    }
+    const uint64_t size = std::filesystem::file_size(path);
+    unsigned char length[8];
+    if (size < sizeof(length) || !file_.read(reinterpret_cast<char*>(length), sizeof(length))) {
+      throw Refused("it is too short for a safetensors file");
+    }
+    uint64_t header_bytes = 0;
+    for (int i = 7; i >= 0; --i) {
+      header_bytes = header_bytes << 8 | length[i];
+    }
+    if (header_bytes > kMostHeader) {
+      throw Refused("it does not begin as a safetensors file does");
+    }
+    if (header_bytes > size - sizeof(length)) {
+      throw Refused("it ends within its header");
+    }
+    std::string header(header_bytes, '\0');
+    file_.read(header.data(), static_cast<std::streamsize>(header_bytes));
+    HeaderReader(header).read(metadata, tensors);
+    data_ = sizeof(length) + header_bytes;
+    uint64_t end = 0;
+    for (const auto& [name, entry] : tensors) {
+      end = std::max(end, entry.end);
+    }
+    if (data_ + end != size) {
+      throw Refused(
+          "expected " + std::to_string(data_ + end) + " bytes, got " + std::to_string(size));
+    }
+  }
+
+  void read(const std::string& name, at::Tensor into) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) {
+      throw Refused("there is no tensor " + name + " in it");
+    }
+    const auto& entry = found->second;
+    if (entry.dtype != dtype_name(into.scalar_type()) || into.sizes() != at::IntArrayRef(entry.shape) ||
+        entry.end - entry.begin != into.nbytes()) {
+      throw Refused("tensor " + name + " has another type or shape");
+    }
+    file_.seekg(static_cast<std::streamoff>(data_ + entry.begin));
+    if (!file_.read(static_cast<char*>(into.mutable_data_ptr()), static_cast<std::streamsize>(into.nbytes()))) {
+      throw Refused("tensor " + name + " cannot be read");
+    }
+  }
+
+  Metadata metadata;
+  std::map<std::string, Entry> tensors;
+
+ private:
+  static constexpr uint64_t kMostHeader = 100'000'000;  // as in the safetensors library
+  std::ifstream file_;
+  uint64_t data_ = 0;
+};
+
+// At every moment `path` is what it was before or what it is after, on the disk too: written beside
+// it, synced, renamed, and the folder synced. Tensors are contiguous and are not copied.
+inline void write_safetensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata) {
+  std::ostringstream json;
+  json << "{\"__metadata__\":{";
+  for (const auto& [key, value] : metadata) {
+    json << (key == metadata.begin()->first ? "" : ",") << quoted(key) << ":" << quoted(value);
+  }
+  json << "}";
+  uint64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    json << "," << quoted(name) << ":{\"dtype\":" << quoted(dtype_name(tensor.scalar_type())) << ",\"shape\":[";
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+      json << (i == 0 ? "" : ",") << tensor.size(i);
+    }
+    json << "],\"data_offsets\":[" << offset << "," << offset + tensor.nbytes() << "]}";
+    offset += tensor.nbytes();
+  }
+  json << "}";
+  std::string header = json.str();
+  header.resize((header.size() + 7) / 8 * 8, ' ');  // tensors begin at a multiple of 8
+  unsigned char length[8];
+  for (int i = 0; i < 8; ++i) {
+    length[i] = static_cast<unsigned char>(header.size() >> (8 * i));
+  }
+
+  const std::string beside = path + ".tmp";
+  {
+    Descriptor file(beside, O_WRONLY | O_CREAT | O_TRUNC);
+    file.write(length, sizeof(length));
+    file.write(header.data(), header.size());
+    for (const auto& [name, tensor] : tensors) {
+      TORCH_CHECK(tensor.is_contiguous(), name, " is not contiguous");
+      file.write(tensor.const_data_ptr(), tensor.nbytes());
+    }
+    file.sync();
+  }
+  if (std::rename(beside.c_str(), path.c_str()) != 0) {
+    refuse_errno("cannot rename " + beside);
+  }
+  const auto folder = std::filesystem::path(path).parent_path().string();
+  Descriptor(folder.empty() ? "." : folder, O_RDONLY | O_DIRECTORY).sync();
+}
+
+}  // namespace train

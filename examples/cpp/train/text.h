@@ -1,0 +1,86 @@
+// Characters of a text as ids, and which windows of it a step sees. A step's windows depend on the
+// seed and on how many windows were drawn before it, on nothing else.
+#pragma once
+
+#include "error.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace train {
+
+// A well mixed 64-bit number from another (splitmix64).
+inline uint64_t mix(uint64_t number) {
+  number += 0x9E3779B97F4A7C15;
+  number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9;
+  number = (number ^ (number >> 27)) * 0x94D049BB133111EB;
+  return number ^ (number >> 31);
+}
+
+class Text {
+ public:
+  static Text of_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    if (!file.is_open() || file.bad()) {
+      refuse_errno("--text: cannot read " + path);
+    }
+    return Text(content);
+  }
+
+  explicit Text(const std::string& content) {
+    std::array<bool, 256> occurs{};
+    for (const unsigned char byte : content) {
+      occurs[byte] = true;
+      digest_ = (digest_ ^ byte) * 0x100000001B3;  // 64-bit FNV-1a
+    }
+    std::array<uint8_t, 256> id{};
+    for (int byte = 0; byte < 256; ++byte) {
+      if (occurs[byte]) {
+        id[byte] = static_cast<uint8_t>(alphabet_.size());
+        alphabet_.push_back(static_cast<uint8_t>(byte));
+      }
+    }
+    ids_.reserve(content.size());
+    for (const unsigned char byte : content) {
+      ids_.push_back(id[byte]);
+    }
+  }
+
+  int64_t size() const { return static_cast<int64_t>(ids_.size()); }
+  const std::vector<uint8_t>& alphabet() const { return alphabet_; }
+
+  // To tell texts apart.
+  std::string digest() const {
+    char text[17];
+    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(digest_));
+    return text;
+  }
+
+  // Ids of windows number `position` and on, one column longer than the context.
+  at::Tensor batch(uint64_t seed, uint64_t position, int64_t rows, int64_t context) const {
+    auto ids = at::empty({rows, context + 1}, at::kLong);
+    auto* out = ids.mutable_data_ptr<int64_t>();
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto start = mix(mix(seed) + position + row) % (ids_.size() - context);
+      for (int64_t i = 0; i <= context; ++i) {
+        *out++ = ids_[start + i];
+      }
+    }
+    return ids;
+  }
+
+ private:
+  std::vector<uint8_t> ids_;
+  std::vector<uint8_t> alphabet_;
+  uint64_t digest_ = 0xCBF29CE484222325;
+};
+
+}  // namespace train

@@ -1,0 +1,201 @@
+"""`retape train` and train_gpt, its twin in C++: the same bits, little memory, clear refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from tests.python.training import (
+    CPP,
+    ENVIRONMENT,
+    PYTHON,
+    TINY,
+    Ended,
+    Program,
+    assert_same_run,
+    built,
+    program,
+    references,
+    saved,
+    step_of,
+)
+
+from retape._text import MIB, Exit
+from retape.training import harbour
+from retape.training.data import Text, digest
+from retape.training.settings import shortest, size_in_bytes
+
+__all__ = ["program", "references"]  # fixtures
+
+
+def test_the_text_is_what_its_script_writes() -> None:
+    text = harbour.PATH.read_text(encoding="ascii")
+    assert text == harbour.write()
+    assert 30_000 < len(text) < 60_000
+
+
+def test_what_a_step_sees_depends_on_seed_and_position_alone() -> None:
+    text = Text(harbour.PATH.read_bytes())
+    together = text.batch(seed=3, position=0, batch=8, context=16)
+    assert torch.equal(together[4:], text.batch(seed=3, position=4, batch=4, context=16))
+    assert not torch.equal(together, text.batch(seed=4, position=0, batch=8, context=16))
+    assert bytes(text.alphabet[i] for i in together[0]) in harbour.PATH.read_bytes()
+    assert digest(b"") == "cbf29ce484222325"
+    assert digest(b"a") == "af63dc4c8601ec8c"
+
+
+def test_it_learns(references: dict[str, tuple[Ended, Path]]) -> None:
+    losses = [float(loss) for loss in references["python"][0].losses.values()]
+    assert losses[-1] < 3.3 < 4 < losses[0]
+
+
+@pytest.mark.parametrize("policy", ["none", "cheap", "full"])
+def test_no_policy_changes_a_bit(program: Program, policy: str, tmp_path: Path) -> None:
+    words = [*TINY, "--steps", 6, "--batch", 8]
+    expected = program.run(*words, "--policy", "none", "--out", tmp_path / "plain")
+    ended = program.run(*words, "--policy", policy, "--out", tmp_path / "ours")
+    assert ended.losses == expected.losses
+    assert len(ended.losses) == 6
+    assert_same_run(tmp_path / "plain", tmp_path / "ours")
+    plain, ours = (
+        json.loads((tmp_path / name / "report.json").read_text())["result"]
+        for name in ("plain", "ours")
+    )
+    assert ours["losses"] == plain["losses"] == [float(loss) for loss in expected.losses.values()]
+    assert plain["replay_share"] == 0
+    if policy != "none":
+        assert 0 < ours["replay_share"] < 1
+        assert ours["peak_bytes"] < plain["peak_bytes"]
+
+
+def test_both_languages_compute_the_same_bits(references: dict[str, tuple[Ended, Path]]) -> None:
+    built(CPP)
+    assert references["cpp"][0].losses == references["python"][0].losses
+    assert_same_run(references["cpp"][1], references["python"][1])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--polcy", "full"], "unknown argument --polcy. Did you mean --policy?"),
+        (["--step=3"], "unknown argument --step. Did you mean --steps?"),
+        (["--memory-limt", "3"], "Did you mean --memory-limit?"),
+        (["--policy", "ful"], "no such value for --policy: 'ful'. Did you mean full?"),
+        (["--policy", "xyzzy"], "There is: none, cheap, full."),
+        (["--steps", "many"], "--steps: expected a whole number, got 'many'"),
+        (["--steps", "0"], "--steps: expected at least 1, got 0"),
+        (["--steps"], "--steps: expected one argument"),
+        (["--width", "30"], "--width: expected a multiple of 4 (--heads), got 30"),
+        (["--lr", "0"], "--lr: expected a number above 0 and below 10, got '0'"),
+        (["--dropout", "1"], "--dropout: expected a number from 0 and below 1, got '1'"),
+        (
+            ["--memory-limit", "12MB"],
+            "expected a size like 256MiB (B, KiB, MiB or GiB), got '12MB'",
+        ),
+        (
+            ["--text", "no/such/file"],
+            "--text: cannot read no/such/file (No such file or directory)",
+        ),
+        (["--json", "/dev/null/x.json"], "cannot write /dev/null/x.json ("),
+        (["--context", "99999"], "--text: expected more than 99999 characters (--context), got"),
+    ],
+)
+def test_bad_arguments_are_refused_with_what_was_meant(
+    program: Program, words: list[str], told: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = program.run(*words)
+    assert ended.code == Exit.USAGE
+    assert told in ended.err
+    assert ended.out == ""
+    assert not saved(tmp_path / "build/train").exists()
+
+
+def test_both_languages_have_the_same_options() -> None:
+    pages = [built(program).run("--help").out for program in (CPP, PYTHON)]
+    cpp, python = (sorted(set(re.findall(r"--[a-z][a-z-]+", page))) for page in pages)
+    assert cpp == python
+    assert all(page.rstrip().splitlines()[-2] == "example:" for page in pages)
+
+
+def test_sizes_and_numbers_as_text() -> None:
+    assert size_in_bytes("256MiB") == size_in_bytes("256 MiB") == 256 * MIB
+    assert size_in_bytes("1.5KiB") == 1536
+    assert size_in_bytes("17") == size_in_bytes("17B") == 17
+    assert [shortest(x) for x in (0.001, 3e-4, 1e-5, 0.1, 1 / 3)] == [
+        "0.001",
+        "0.0003",
+        "1e-05",
+        "0.1",
+        "0.3333333333333333",
+    ]
+
+
+def test_json_to_standard_output_is_json_and_nothing_else(program: Program, tmp_path: Path) -> None:
+    ended = program.run(*TINY, "--steps", 2, "--out", tmp_path, "--json", "-", "--quiet")
+    left = json.loads(ended.out)
+    assert left["format"] == "retape/1"
+    assert left["verb"] == "train"
+    assert left["exit_code"] == 0
+    assert left["arguments"]["layers"] == 2
+    assert left["result"]["step"] == 2
+    assert len(left["result"]["losses"]) == 2
+    assert ended.losses == {}  # --quiet
+    assert "2 steps of" in ended.err
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_on_a_terminal_there_is_one_live_line(program: Program, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*program.command, *TINY, "--steps", "3", "--out", str(tmp_path)],
+        env={**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "160"},
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other side is closed
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    assert b"step 3/3" in shown
+    assert b"replay" in shown
+    assert shown.count(b"\n") < 3
+    assert b"\r" in shown
+
+
+# Three times the parameters. Plain, the small one needs 69 MiB and the large one 211; with Retape the
+# large one needs 32.
+SMALL, LARGE, LIMIT = 4, 13, "90MiB"
+
+
+@pytest.mark.parametrize(
+    ("layers", "policy", "fits"),
+    [(SMALL, "none", True), (LARGE, "none", False), (LARGE, "full", True)],
+)
+def test_a_model_three_times_as_large_fits_into_the_same_hard_limit(
+    program: Program, layers: int, policy: str, fits: bool, tmp_path: Path
+) -> None:
+    words = f"--width 64 --context 64 --batch 32 --steps 2 --layers {layers}".split()
+    words += ["--policy", policy, "--memory-limit", LIMIT, "--out", tmp_path]
+    ended = program.in_process(*words)
+    result = json.loads((tmp_path / "report.json").read_text())["result"]
+    assert result["parameters"] == {SMALL: 212_608, LARGE: 662_464}[layers]
+    assert 662_464 > 3 * 212_608
+    if fits:
+        assert ended.code == 0, ended.err
+        assert step_of(tmp_path) == 2
+    else:
+        assert ended.code == Exit.BUDGET
+        told = "out of memory at step 1: --memory-limit is 90.0 MiB, policy none."
+        assert f"{told} Fix: try --policy full." in ended.err
+        assert not saved(tmp_path).exists()
