@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compute while memory is measured; else ops allocate and do nothing",
     )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="torch.compile too, at three budgets: takes minutes. Its memory needs --compute",
+    )
     parser.add_argument("--no-time", action="store_true", help="memory and gradients only")
     parser.add_argument("--rounds", type=int, default=7, help="of times (%(default)s)")
     parser.add_argument("--frontier", action="store_true", help="also every k of the last layers kept")
@@ -114,7 +119,9 @@ def _plan(args: argparse.Namespace) -> Plan:
                 _refuse(args, option, value, known)
     layers = args.layers or ([2] if args.quick else [1, 8])
     dtypes = args.dtype or (["float32"] if args.quick else list(DTYPES))
-    chosen = args.method or (QUICK_METHODS if args.quick else list(METHODS))
+    usual = QUICK_METHODS if args.quick else [name for name, m in METHODS.items() if m.is_eager]
+    compiled = [name for name, m in METHODS.items() if not m.is_eager and args.compiled]
+    chosen = args.method or [*usual, *compiled]
     numbers = {"d_model": args.d_model, "d_ff": args.d_ff, "batch": args.batch, "sequence": args.sequence}
     for option, value in [*numbers.items(), ("rounds", args.rounds), *(("layers", n) for n in layers)]:
         if value < 1:
@@ -168,7 +175,8 @@ def _block(
             continue
         try:
             row.equal = measure.equality(measure.gradients(small, method), expected)
-            measure.memory(big, method, row, plan.dry)
+            if method.is_eager or not plan.dry:  # compiled code computes, dry or not
+                measure.memory(big, method, row, plan.dry)
         except Exception as error:  # a peer's failure is a result of this bench
             row.error = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     warnings: list[str] = []
