@@ -61,6 +61,14 @@ def test_the_python_of_the_checkpoint_page_runs_and_its_gradients_are_plain_ones
     assert all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_the_python_of_the_bench_page_tells_the_memory_of_a_step_that_nobody_waits_for(capsys):
+    (block,) = blocks((ROOT / "docs/bench.md").read_text(encoding="utf-8"), "python")
+    exec(compile(block, "bench.md", "exec"), {})
+    gib, tflop = map(float, re.findall(r"[\d.]+", capsys.readouterr().out))
+    assert gib > 4  # parameters and their gradients alone
+    assert tflop == pytest.approx(5 * 2 * 4096 * 8192 * 32768 / 1e12, abs=0.1)
+
+
 def test_there_are_examples():
     assert len(EXAMPLES) >= 3
 
