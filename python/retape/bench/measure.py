@@ -85,9 +85,8 @@ def equality(got: Sequence[torch.Tensor | None], plain: Sequence[torch.Tensor | 
 
 def times(
     work: Work, chosen: Sequence[Method], rows: dict[str, Row], rounds: int, on_round: Any
-) -> list[str]:
-    """Fills in times and ratios of all methods, round by round beside each other. Returns what makes
-    the numbers doubtful."""
+) -> list[timing.Times]:
+    """Fills in times and ratios of all methods, round by round beside each other."""
     layers, x = work.make()
     for method in chosen:  # compiles, fills caches
         _phases(work, method, layers, x)
@@ -101,7 +100,7 @@ def times(
         row.backward = _seconds(backward)
         row.total = _seconds([f + b for f, b in entry.rounds])
         row.ratio = entry.ratio()
-    return timing.noise_warnings(list(measured.values()))
+    return list(measured.values())
 
 
 def _phases(work: Work, method: Method, layers: nn.ModuleList, x: torch.Tensor) -> timing.Phases:

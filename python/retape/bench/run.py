@@ -12,7 +12,7 @@ import torch
 
 from retape._progress import progress
 from retape._text import Exit
-from retape.bench import blocks, measure, methods, report
+from retape.bench import blocks, measure, methods, report, timing
 from retape.bench.blocks import BLOCKS, Size
 from retape.bench.methods import METHODS, Method
 from retape.bench.result import Row, Run, Subject
@@ -95,15 +95,17 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     asked = report.check(args)
     plan = _plan(args)
     result = Run()
+    measured: list[timing.Times] = []
 
     def all_of_it(advance: Callable[[str], None]) -> None:
         for name, size in plan.sizes:
-            subject, warnings = _block(name, size, plan, advance)
+            subject, times = _block(name, size, plan, advance)
             result.subjects.append(subject)
-            result.warnings += [each for each in warnings if each not in result.warnings]
+            measured.extend(times)
 
     with torch.random.fork_rng(devices=[]):
         progress(all_of_it, sum(plan.parts(size) for _, size in plan.sizes), console)
+    result.warnings = timing.noise_warnings(measured) if measured else []
     return report.finish(result, asked, args, console)
 
 
@@ -159,7 +161,7 @@ def _work(name: str, size: Size, scaled: bool) -> measure.Work:
 
 def _block(
     name: str, size: Size, plan: Plan, advance: Callable[[str], None]
-) -> tuple[Subject, list[str]]:
+) -> tuple[Subject, list[timing.Times]]:
     subject = Subject(name, BLOCKS[name].title, "blocks", size.to_dict())
     chosen = plan.methods_for(size)
     big = _work(name, size, scaled=not plan.dry)
@@ -179,18 +181,18 @@ def _block(
                 measure.memory(big, method, row, plan.dry)
         except Exception as error:  # a peer's failure is a result of this bench
             row.error = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    warnings: list[str] = []
+    times: list[timing.Times] = []
     if plan.time_size is not None:
         subject.time_size = small_size.to_dict()
         runs = [m for m in chosen if not rows[m.name].skipped and not rows[m.name].error]
-        warnings = measure.times(
+        times = measure.times(
             small, runs, rows, plan.rounds, lambda: advance(f"{subject.key}: times")
         )
     subject.rows = list(rows.values())
     subject.timelines = [
         measure.timeline(big, METHODS[each], plan.dry) for each in TIMELINES if each in rows
     ]
-    return subject, warnings
+    return subject, times
 
 
 def _print_list(console: Console) -> None:
