@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE = 300_000  # milliseconds: busy machines paint slowly, and nothing here is about speed
 WHY_NOT = "no Chromium here: tools/system_packages.sh installs Debian's, where there is one"
 
 
@@ -27,7 +28,7 @@ def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         # In containers there is no user namespace to put a sandbox in, and little shared memory.
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        browser = driver.chromium.launch(executable_path=path, args=arguments, timeout=PATIENCE)
         yield browser
         browser.close()
 
@@ -55,6 +56,7 @@ def look(browser: Any, path: Path, width: int = 1280, **options: Any) -> Iterato
     context = browser.new_context(
         viewport={"width": width, "height": 900}, offline=True, **options
     )
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     seen = Seen(page)
     page.on("console", lambda message: seen.console.append(f"{message.type}: {message.text}"))
