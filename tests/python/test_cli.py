@@ -79,7 +79,7 @@ def test_a_misspelt_word_is_refused_with_the_closest_one_there_is(capsys, words,
     ("words", "told"),
     [
         ([], "verb"),
-        (["bench"], "what"),
+        (["bench", "block"], "no such verb"),
         (["demo", "--steps", "many"], "--steps"),
         (["demo", "--steps", "0"], "expected at least 1"),
         (["demo", "--width", "30"], "multiple of 4"),
