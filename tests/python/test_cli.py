@@ -97,8 +97,8 @@ def test_help_of_every_verb_ends_with_an_example_that_parses(capsys, verb):
         cli.main([*verb.name.split(), "--help"])
     assert ended.value.code == 0
     example = capsys.readouterr().out.rstrip().splitlines()[-1].strip()
-    assert example.startswith(f"retape {verb.name}")
-    words = example.split()[1:]
+    words = cli._completed(example.split()[1:])
+    assert words[: len(verb.name.split())] == verb.name.split()
     assert cli.build_parser(words).parse_args(words).chosen is verb
 
 
