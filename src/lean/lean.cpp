@@ -148,8 +148,10 @@ class LeanProduct final : public Stock {
 
 // ---- products of elements: written over a factor or over the gradient that came in --------------
 
-Tensor taken(SavedVariable& saved) {
-  auto tensor = saved.unpack();
+// `node`: whose own output it may be.
+Tensor taken(SavedVariable& saved, torch::autograd::Node* node = nullptr) {
+  using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
+  auto tensor = saved.unpack(node != nullptr ? NodePtr::reclaim_copy(node) : NodePtr());
   let_go(saved);
   return tensor;
 }
@@ -247,73 +249,70 @@ bool fits_over(const Tensor& grad, const Tensor& saved) {
       saved.strides() == grad.strides();
 }
 
-class LeanSilu final : public stock::SiluBackward0 {
+void copy_constants(const stock::SiluBackward0&, stock::SiluBackward0&) {}
+void copy_constants(const stock::GeluBackward0& from, stock::GeluBackward0& to) {
+  to.approximate = from.approximate;
+}
+void copy_constants(const stock::SoftmaxBackward0& from, stock::SoftmaxBackward0& to) {
+  to.dim = from.dim;
+  to.self_scalar_type = from.self_scalar_type;
+}
+
+SavedVariable& saved_by(stock::SiluBackward0& node) { return node.self_; }
+SavedVariable& saved_by(stock::GeluBackward0& node) { return node.self_; }
+SavedVariable& saved_by(stock::SoftmaxBackward0& node) { return node.result_; }
+
+// The gradient in new memory, and its twin that writes over `grad`.
+Tensor gradient(const stock::SiluBackward0&, const Tensor& grad, const Tensor& self) {
+  return at::silu_backward(grad, self);
+}
+Tensor gradient(const stock::GeluBackward0& node, const Tensor& grad, const Tensor& self) {
+  return at::gelu_backward(grad, self, node.approximate);
+}
+Tensor gradient(const stock::SoftmaxBackward0& node, const Tensor& grad, const Tensor& result) {
+  return at::_softmax_backward_data(grad, result, node.dim, node.self_scalar_type);
+}
+
+void gradient_over(const stock::SiluBackward0&, Tensor& grad, const Tensor& self) {
+  at::silu_backward_out(grad, grad, self);
+}
+void gradient_over(const stock::GeluBackward0& node, Tensor& grad, const Tensor& self) {
+  at::gelu_backward_out(grad, grad, self, node.approximate);
+}
+void gradient_over(const stock::SoftmaxBackward0& node, Tensor& grad, const Tensor& result) {
+  at::_softmax_backward_data_out(grad, grad, result, node.dim, node.self_scalar_type);
+}
+
+template <class Stock>
+bool keeps_dtype(const Stock&, const Tensor&) {
+  return true;
+}
+bool keeps_dtype(const stock::SoftmaxBackward0& node, const Tensor& grad) {
+  return node.self_scalar_type == grad.scalar_type();
+}
+
+template <class Stock>
+class LeanFunction final : public Stock {
  public:
-  using SiluBackward0::SiluBackward0;
+  using Stock::Stock;
 
-  void take_over(stock::SiluBackward0& node) { self_ = std::move(node.self_); }
-
-  variable_list apply(variable_list&& grads) override {
-    if (!is_plain_backward(grads) || !task_should_compute_output(0)) {
-      return SiluBackward0::apply(std::move(grads));
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto self = taken(self_);
-    auto grad = std::move(grads[0]);
-    if (!fits_over(grad, self)) {
-      return {at::silu_backward(grad, self)};
-    }
-    at::silu_backward_out(grad, grad, self);
-    return {std::move(grad)};
-  }
-};
-
-class LeanGelu final : public stock::GeluBackward0 {
- public:
-  using GeluBackward0::GeluBackward0;
-
-  void take_over(stock::GeluBackward0& node) {
-    self_ = std::move(node.self_);
-    approximate = node.approximate;
-  }
-
-  variable_list apply(variable_list&& grads) override {
-    if (!is_plain_backward(grads) || !task_should_compute_output(0)) {
-      return GeluBackward0::apply(std::move(grads));
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto self = taken(self_);
-    auto grad = std::move(grads[0]);
-    if (!fits_over(grad, self)) {
-      return {at::gelu_backward(grad, self, approximate)};
-    }
-    at::gelu_backward_out(grad, grad, self, approximate);
-    return {std::move(grad)};
-  }
-};
-
-class LeanSoftmax final : public stock::SoftmaxBackward0 {
- public:
-  using SoftmaxBackward0::SoftmaxBackward0;
-
-  void take_over(stock::SoftmaxBackward0& node) {
-    result_ = std::move(node.result_);
-    dim = node.dim;
-    self_scalar_type = node.self_scalar_type;
+  void take_over(Stock& node) {
+    copy_constants(node, *this);
+    saved_by(*this) = std::move(saved_by(node));
   }
 
   variable_list apply(variable_list&& grads) override {
-    if (!is_plain_backward(grads) || !task_should_compute_output(0)) {
-      return SoftmaxBackward0::apply(std::move(grads));
+    if (!is_plain_backward(grads) || !this->task_should_compute_output(0)) {
+      return Stock::apply(std::move(grads));
     }
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto result = result_.unpack(c10::intrusive_ptr<torch::autograd::Node>::reclaim_copy(this));
-    let_go(result_);
+    std::lock_guard<std::mutex> lock(this->mutex_);
+    const auto saved = taken(saved_by(*this), this);
     auto grad = std::move(grads[0]);
-    if (!fits_over(grad, result) || self_scalar_type != grad.scalar_type()) {
-      return {at::_softmax_backward_data(grad, result, dim, self_scalar_type)};
+    const Stock& node = *this;
+    if (!fits_over(grad, saved) || !keeps_dtype(node, grad)) {
+      return {gradient(node, grad, saved)};
     }
-    at::_softmax_backward_data_out(grad, grad, result, dim, self_scalar_type);
+    gradient_over(node, grad, saved);
     return {std::move(grad)};
   }
 };
@@ -356,9 +355,9 @@ const std::vector<Row>& rows() {
       row<LeanProduct<stock::BmmBackward0>, stock::BmmBackward0>("aten::bmm", "", "BmmBackward0"),
       row<LeanMul, stock::MulBackward0>("aten::mul", "Tensor", "MulBackward0"),
       row<LeanPow, stock::PowBackward0>("aten::pow", "Tensor_Scalar", "PowBackward0"),
-      row<LeanSilu, stock::SiluBackward0>("aten::silu", "", "SiluBackward0"),
-      row<LeanGelu, stock::GeluBackward0>("aten::gelu", "", "GeluBackward0"),
-      row<LeanSoftmax, stock::SoftmaxBackward0>("aten::_softmax", "", "SoftmaxBackward0"),
+      row<LeanFunction<stock::SiluBackward0>, stock::SiluBackward0>("aten::silu", "", "SiluBackward0"),
+      row<LeanFunction<stock::GeluBackward0>, stock::GeluBackward0>("aten::gelu", "", "GeluBackward0"),
+      row<LeanFunction<stock::SoftmaxBackward0>, stock::SoftmaxBackward0>("aten::_softmax", "", "SoftmaxBackward0"),
   };
   return *all;
 }
