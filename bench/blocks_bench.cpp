@@ -20,7 +20,6 @@ namespace {
 
 using Apply = std::function<at::Tensor(const Stack&, at::Tensor)>;
 
-
 at::Tensor plain(const Stack& stack, at::Tensor x) {
   for (const auto& block : stack) {
     x = block->forward(x);

@@ -2,6 +2,7 @@
 // until a thread includes it.
 #include <retape/dry_run.h>
 
+#include "record/each_tensor.h"
 #include "record/op_info.h"
 
 #include <ATen/EmptyTensor.h>
@@ -82,13 +83,7 @@ c10::IValue memory_for(const c10::IValue& result) {
 bool reads_cpu_tensors(c10::ArrayRef<c10::IValue> args) {
   bool found = false;
   for (const auto& arg : args) {
-    if (arg.isTensor()) {
-      found = found || is_cpu_tensor(arg.toTensor());
-    } else if (arg.isTensorList()) {
-      for (const at::Tensor& tensor : arg.toTensorList()) {
-        found = found || is_cpu_tensor(tensor);
-      }
-    }
+    detail::each_tensor(arg, [&](const at::Tensor& tensor, int) { found |= is_cpu_tensor(tensor); });
   }
   return found;
 }

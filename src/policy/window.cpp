@@ -94,6 +94,7 @@ void Window::before_op() {
 }
 
 void Window::close() {
+  frontier_.bytes();  // forgets who is not in use, before anything is dropped: that is freed only later
   decide();
   frontier_.clear();
 }
@@ -103,7 +104,6 @@ bool Window::replays(const Op& op) const {
 }
 
 void Window::decide() {
-  frontier_.bytes();  // before anything is dropped, which is freed only later: who is in use is known
   Problem problem(static_cast<int64_t>(held_.size()) + 1);
   ska::flat_hash_map<const Value*, uint32_t> readers_here;
   ska::flat_hash_map<const Op*, bool> seen;
