@@ -119,16 +119,19 @@ def keep_last(kept: int) -> Apply:
     return apply
 
 
-def _discard(backend: str) -> Apply:
-    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-        for layer in layers:
-            checkpoint = retape.OutputDiscardCheckpoint(backend=backend)
-            y = layer.outer(checkpoint.checkpoint(layer.inner, x), x)
-            checkpoint.discard_output_and_register_recompute(y)
-            x = y
-        return x
+def _discarding(make: Callable[[], Any], layers: Layers, x: torch.Tensor) -> torch.Tensor:
+    """With output discard, ours or anybody's: they share their names."""
+    for layer in layers:
+        checkpoint = make()
+        y = layer.outer(checkpoint.checkpoint(layer.inner, x), x)
+        checkpoint.discard_output_and_register_recompute(y)
+        x = y
+    return x
 
-    return apply
+
+def _discard(backend: str) -> Apply:
+    make = functools.partial(retape.OutputDiscardCheckpoint, backend=backend)
+    return functools.partial(_discarding, make)
 
 
 # ---- torch
@@ -204,15 +207,6 @@ def _megatron(layers: Layers, x: torch.Tensor) -> torch.Tensor:
     from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 
     return _discarding(CheckpointWithoutOutput, layers, x)
-
-
-def _discarding(checkpoint_class: Any, layers: Layers, x: torch.Tensor) -> torch.Tensor:
-    for layer in layers:
-        checkpoint = checkpoint_class()
-        y = layer.outer(checkpoint.checkpoint(layer.inner, x), x)
-        checkpoint.discard_output_and_register_recompute(y)
-        x = y
-    return x
 
 
 METHODS: dict[str, Method] = {
