@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ class Exit(enum.IntEnum):
     BUDGET = 4  # the budget cannot be held
     RANK = 5  # a rank or a collective failed
     VACUOUS = 6  # nothing was replayed, so nothing was proved
+
+
+def offer(word: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
+    """The closest spelling, or all there are: "Did you mean swiglu?"."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"Did you mean {show(close[0])}?" if close else f"There is: {', '.join(names)}."
 
 
 def make_console(to_stderr: bool = False) -> Console:

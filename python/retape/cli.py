@@ -12,7 +12,6 @@ codes, the artefact) is done here, once.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import re
 import sys
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from retape._text import Exit, make_console
+from retape._text import Exit, make_console, offer
 
 
 @dataclass(frozen=True)
@@ -115,22 +114,17 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
             known = re.findall(r"'([^']*)'", choice[2])
-            return f"no such {self._what(message)}: {choice[1]!r}. " + _offer(choice[1], known)
+            return f"no such {self._what(message)}: {choice[1]!r}. " + offer(choice[1], known)
         unknown = re.search(r"unrecognized arguments: (\S+)", message)
         if unknown:
             word = unknown[1].split("=", 1)[0]
-            return f"unknown argument {word}. " + _offer(word, list(self._option_string_actions))
+            return f"unknown argument {word}. " + offer(word, list(self._option_string_actions))
         return f"{message}. Fix: {self.prog} --help shows an example."
 
     @staticmethod
     def _what(message: str) -> str:
         option = re.match(r"argument (--\S+):", message)
         return f"value for {option[1]}" if option else "verb"
-
-
-def _offer(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]}?" if close else f"There is: {', '.join(known)}."
 
 
 def cmake_dir() -> Path:

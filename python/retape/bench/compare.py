@@ -8,7 +8,6 @@ overlap, nobody can tell, and a warning says so instead.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import re
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from retape import UsageError
 from retape._artefact import FORMAT
-from retape._text import Exit, format_bytes, format_seconds, printable
+from retape._text import Exit, format_bytes, format_seconds, offer, printable
 from retape.bench import cells
 from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Row, Run, Spread, Subject, run_from
 
@@ -109,9 +108,7 @@ def parse_rules(words: Sequence[str]) -> list[Rule]:
     for word in words:
         name, colon, limit = word.partition(":")
         if name not in METRICS:
-            close = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.5)
-            offer = f"Did you mean {close[0]}?" if close else f"There is: {', '.join(METRICS)}."
-            raise UsageError(f"no such value for --fail: {name!r}. {offer}")
+            raise UsageError(f"no such value for --fail: {name!r}. {offer(name, METRICS)}")
         number = re.fullmatch(r"(\d+(?:\.\d+)?)%", limit)
         if number is None:
             raise UsageError(f"--fail {word}: expected a limit like {name}:{_example(limit)}%")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from retape._progress import progress
-from retape._text import Exit
+from retape._text import Exit, offer
 from retape.bench import blocks, measure, methods, report, timing
 from retape.bench.blocks import BLOCKS, Size
 from retape.bench.methods import METHODS, Method
@@ -142,8 +141,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
-    close = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
-    there_is = f"Did you mean {close[0]!r}?" if close else f"There is: {', '.join(known)}."
+    there_is = offer(value, known, show=repr)  # names of methods have spaces in them
     args.parser.exit(Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {there_is}\n")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import itertools
 import os
 import sys
@@ -16,7 +15,7 @@ import torch
 import retape
 from retape import _artefact
 from retape._progress import progress
-from retape._text import Exit
+from retape._text import Exit, offer
 from retape.subjects import find
 from retape.verifying import apart, faults, junit, table
 from retape.verifying import case as cases
@@ -147,9 +146,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
-    close = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
-    there_is = f"Did you mean {close[0]}?" if close else f"There is: {', '.join(known)}."
-    _usage(args, f"no such value for {option}: {value!r}. {there_is}")
+    _usage(args, f"no such value for {option}: {value!r}. {offer(value, known)}")
 
 
 def _usage(args: argparse.Namespace, text: str) -> NoReturn:
