@@ -73,7 +73,6 @@ proofs: build
 
 # Small changes to record, replay and recompute, each of which a C++ test must notice (docs/mutants.md).
 mutants: | $(VENV)/.ready
-	$(PY) -m pip install --quiet --disable-pip-version-check libclang==18.1.1
 	$(PY) -m tools.mutants --build $(BUILD) --jobs $(WORKERS) $(MUTANTS)
 
 lint: | $(VENV)/.ready
