@@ -63,8 +63,10 @@ sanitize: $(BUILD)/.installed
 	PY=$(PY) tools/sanitize.sh address
 	PY=$(PY) tools/sanitize.sh thread
 
+# Everything beside everything: minutes, on a machine with nothing else to do (docs/bench.md).
 bench: build
 	$(PY) -m retape bench overhead
+	$(PY) -m retape bench --frontier --html $(BUILD)/bench.html --markdown $(BUILD)/bench.md
 
 # The tables of docs/proofs.md, and the page with the hazards.
 proofs: build

@@ -35,11 +35,6 @@ at::Tensor scope_per_block(const Policy& policy, const Stack& stack, at::Tensor 
   return x;
 }
 
-at::Tensor one_scope(const Policy& policy, const Stack& stack, at::Tensor x) {
-  Recompute scope(policy);
-  return plain(stack, std::move(x));
-}
-
 at::Tensor output_discard(const Stack& stack, at::Tensor x) {
   for (const auto& block : stack) {
     OutputDiscardCheckpoint checkpoint;
@@ -51,29 +46,40 @@ at::Tensor output_discard(const Stack& stack, at::Tensor x) {
   return x;
 }
 
-const std::vector<std::pair<std::string, Apply>>& methods() {
+struct Method {
+  std::string name;
+  Apply apply = &plain;
+  std::optional<Policy> scope = std::nullopt;  // around the whole forward pass
+};
+
+const std::vector<Method>& methods() {
   using namespace std::placeholders;
-  static const auto* all = new std::vector<std::pair<std::string, Apply>>{
-      {"plain", &plain},
-      {"retape lean", std::bind(&one_scope, Policy::none(), _1, _2)},
+  static const auto* all = new std::vector<Method>{
+      {"plain"},
+      {"retape lean", &plain, Policy::none()},
       {"retape cheap", std::bind(&scope_per_block, Policy::cheap(), _1, _2)},
-      {"retape full", std::bind(&scope_per_block, Policy::full(), _1, _2)},
-      {"retape cheap, one scope", std::bind(&one_scope, Policy::cheap(), _1, _2)},
-      {"retape full, one scope", std::bind(&one_scope, Policy::full(), _1, _2)},
+      {"retape full", std::bind(&scope_per_block, CheckpointOptions().policy, _1, _2)},
+      {"retape cheap, one scope", &plain, Policy::cheap()},
+      {"retape full, one scope", &plain, Policy::full()},
       {"output discard", &output_discard},
   };
   return *all;
 }
 
-at::Tensor step(const Stack& stack, const at::Tensor& x, const Apply& apply) {
-  auto y = apply(stack, x);
+at::Tensor step(const Stack& stack, const at::Tensor& x, const Method& method) {
+  std::optional<Recompute> scope;
+  if (method.scope) {
+    scope.emplace(*method.scope);
+  }
+  auto y = method.apply(stack, x);
   const auto loss = y.square().mean();  // in one expression the square would live through backward
+  scope.reset();
   loss.backward();
   return y;
 }
 
 // Bytes of a whole step, parameters and input among them.
-void measure_memory(benchmark::State& state, Stack (*make)(const Size&), const Size& size, const Apply& apply) {
+void measure_memory(benchmark::State& state, Stack (*make)(const Size&), const Size& size, const Method& method) {
   DryRun dry;
   MemoryMeter meter;
   const auto stack = make(size);
@@ -84,14 +90,14 @@ void measure_memory(benchmark::State& state, Stack (*make)(const Size&), const S
     }
   }
   const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
-  const auto y = step(stack, x, apply);
+  const auto y = step(stack, x, method);
   state.counters["peak"] = static_cast<double>(meter.peak());
   state.counters["held"] = static_cast<double>(meter.held() - parameters - static_cast<int64_t>(y.nbytes()));
   state.counters["GFLOP"] = static_cast<double>(dry.flops()) / 1e9;
 }
 
-void run(benchmark::State& state, Stack (*make)(const Size&), const Size& size, const Apply& apply, bool dry) {
-  measure_memory(state, make, size, apply);
+void run(benchmark::State& state, Stack (*make)(const Size&), const Size& size, const Method& method, bool dry) {
+  measure_memory(state, make, size, method);
   if (dry) {
     for (auto _ : state) {
     }
@@ -101,7 +107,7 @@ void run(benchmark::State& state, Stack (*make)(const Size&), const Size& size, 
   const auto stack = make(size);
   const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
   for (auto _ : state) {
-    benchmark::DoNotOptimize(step(stack, x, apply));
+    benchmark::DoNotOptimize(step(stack, x, method));
   }
 }
 
@@ -145,15 +151,15 @@ int main(int argc, char** argv) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const int64_t layers : {1, 8}) {
       for (const auto& [block, make] : all_blocks()) {
-        for (const auto& [method, apply] : methods()) {
+        for (const auto& method : methods()) {
           auto its = size;
           its.layers = layers;
           its.dtype = dtype;
           const auto name = block + "/" + std::to_string(layers) + "/" +
-              (dtype == at::kFloat ? "float32" : "bfloat16") + "/" + method;
+              (dtype == at::kFloat ? "float32" : "bfloat16") + "/" + method.name;
           auto* registered = benchmark::RegisterBenchmark(
-              name.c_str(), [make = make, its, apply = apply, dry](benchmark::State& state) {
-                run(state, make, its, apply, dry);
+              name.c_str(), [make = make, its, &method, dry](benchmark::State& state) {
+                run(state, make, its, method, dry);
               });
           registered->Unit(benchmark::kMillisecond);
           if (dry) {

@@ -31,6 +31,8 @@ void bind_memory(py::module_& module) {
       .def_readonly("current", &MemoryEvent::current)
       .def_readonly("id", &MemoryEvent::id)
       .def_readonly("op", &MemoryEvent::op)
+      .def_readonly("region", &MemoryEvent::region)
+      .def_readonly("shape", &MemoryEvent::shape)
       .def_property_readonly("phase", [](const MemoryEvent& e) { return word(e.phase); });
 
   py::class_<DryRun>(module, "DryRun").def(py::init<>()).def_property_readonly("flops", &DryRun::flops)

@@ -34,6 +34,8 @@ struct MemoryEvent {
   uint64_t id;           // an allocation and its free carry the same id
   Phase phase;           // what the thread was doing
   std::string op;        // "aten::addmm": the op that asked; empty where no op was running
+  std::string region;    // name of the scope it was recorded in or is replayed for; empty elsewhere
+  std::string shape;     // "float32 [8, 512]": of the tensor that it is for, if an op returned one
 };
 
 struct MeterOptions {

@@ -13,6 +13,8 @@ namespace retape::detail {
 
 AllocationObserver::~AllocationObserver() = default;
 
+void AllocationObserver::returned(const Allocation&, const at::Tensor&) {}
+
 // Few observers, short lists: one lock around all of it.
 class Observers {
  public:
@@ -34,15 +36,24 @@ class Observers {
   }
 
   void freed(const Allocation& allocation) {
+    each_that_knows(allocation, [&](auto& observer) { observer.freed(allocation); });
+  }
+
+  void returned(const Allocation& allocation, const at::Tensor& tensor) {
+    each_that_knows(allocation, [&](auto& observer) { observer.returned(allocation, tensor); });
+  }
+
+ private:
+  template <typename Tell>
+  void each_that_knows(const Allocation& allocation, const Tell& tell) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& observer : observers_) {
       if (allocation.id >= observer->since_) {
-        observer->freed(allocation);
+        tell(*observer);
       }
     }
   }
 
- private:
   std::mutex mutex_;
   std::vector<std::shared_ptr<AllocationObserver>> observers_;
   uint64_t next_id_ = 0;
@@ -56,14 +67,18 @@ namespace {
 constexpr size_t kHeader = 64;
 static_assert(sizeof(Allocation) <= kHeader);
 
+Allocation header_of(const char* base) {
+  Allocation allocation;
+  std::memcpy(&allocation, base, sizeof(allocation));
+  return allocation;
+}
+
 void free_counted(void* data) {
   if (data == nullptr) {
     return;
   }
   auto* base = static_cast<char*>(data) - kHeader;
-  Allocation allocation;
-  std::memcpy(&allocation, base, sizeof(allocation));
-  Observers::instance().freed(allocation);
+  Observers::instance().freed(header_of(base));
   c10::free_cpu(base);
 }
 
@@ -124,6 +139,13 @@ void observe_allocations(std::shared_ptr<AllocationObserver> observer) {
 
 void stop_observing(const std::shared_ptr<AllocationObserver>& observer) {
   Observers::instance().remove(observer);
+}
+
+void tell_returned(const at::Tensor& tensor) {
+  const auto& memory = tensor.storage().data_ptr();
+  if (memory.get_context() != nullptr && memory.get_deleter() == &free_counted) {
+    Observers::instance().returned(header_of(static_cast<char*>(memory.get_context()) - kHeader), tensor);
+  }
 }
 
 }  // namespace retape::detail

@@ -2,6 +2,8 @@
 // only while somebody observes; what it has handed out by then frees itself correctly later.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +21,8 @@ class AllocationObserver {
   virtual void allocated(const Allocation& allocation) = 0;
   // Only of what was allocated while it observed.
   virtual void freed(const Allocation& allocation) = 0;
+  // An op returns a tensor that shows it.
+  virtual void returned(const Allocation& allocation, const at::Tensor& tensor);
 
  private:
   friend class Observers;
@@ -27,5 +31,7 @@ class AllocationObserver {
 
 void observe_allocations(std::shared_ptr<AllocationObserver> observer);
 void stop_observing(const std::shared_ptr<AllocationObserver>& observer);  // idempotent
+
+void tell_returned(const at::Tensor& tensor);  // with storage; nothing is told if nobody knows it
 
 }  // namespace retape::detail

@@ -6,8 +6,10 @@
 #include "record/op_info.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zero.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -63,7 +65,9 @@ at::Tensor memory_for(const at::Tensor& shape) {
   if (!shape.defined() || !shape.is_meta()) {
     return shape;
   }
-  return at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(c10::kCPU));
+  auto memory = at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(c10::kCPU));
+  const bool counts = !shape.is_floating_point() && !shape.is_complex();
+  return counts ? memory.zero_() : memory;  // a valid index, and false: loops that wait for truth end
 }
 
 c10::IValue memory_for(const c10::IValue& result) {
@@ -80,10 +84,13 @@ c10::IValue memory_for(const c10::IValue& result) {
   return result;
 }
 
-bool reads_cpu_tensors(c10::ArrayRef<c10::IValue> args) {
+// Ops on integers and truths alone are computed: indices, masks, and what control flow looks at.
+bool reads_floats(c10::ArrayRef<c10::IValue> args) {
   bool found = false;
   for (const auto& arg : args) {
-    detail::each_tensor(arg, [&](const at::Tensor& tensor, int) { found |= is_cpu_tensor(tensor); });
+    detail::each_tensor(arg, [&](const at::Tensor& tensor, int) {
+      found |= is_cpu_tensor(tensor) && (tensor.is_floating_point() || tensor.is_complex());
+    });
   }
   return found;
 }
@@ -118,10 +125,25 @@ void count_flops(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   flops_left_out += 2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(right.size(-1));
 }
 
+// aten::copy_, which has one kernel for all devices, where it would succeed.
+bool is_copy_of_floats(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  if (info.name.name != "aten::copy_") {
+    return false;
+  }
+  const auto& to = args[0].toTensor();
+  const auto& from = args[1].toTensor();
+  return is_cpu_tensor(to) && is_cpu_tensor(from) && to.is_floating_point() && from.is_floating_point() &&
+      at::is_expandable_to(from.sizes(), to.sizes());
+}
+
 void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpInfo& info = detail::op_info(op);
   const auto args = torch::jit::last(*stack, info.arguments);
-  if (!can_be_dry(op, info) || !reads_cpu_tensors(args)) {
+  if (is_copy_of_floats(info, args)) {
+    torch::jit::drop(*stack, info.arguments - 1);
+    return;
+  }
+  if (!can_be_dry(op, info) || !reads_floats(args)) {
     op.redispatchBoxed(keys & kBelow, stack);  // the key stays on: its parts may be dry
     return;
   }

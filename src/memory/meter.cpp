@@ -3,12 +3,14 @@
 
 #include "memory/counting_allocator.h"
 #include "memory/device.h"
-#include "memory/op_names.h"
 #include "memory/phase.h"
+#include "memory/running_ops.h"
+#include "record/shape_text.h"
 
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 
 namespace retape {
 
@@ -16,7 +18,7 @@ namespace retape {
 struct MemoryMeter::Impl final : detail::AllocationObserver {
   explicit Impl(MeterOptions options) : options(options) {
     if (options.timeline) {
-      names.emplace();
+      ops.emplace();
     }
   }
 
@@ -53,18 +55,33 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
     current += bytes;
     peak = std::max(peak, current);
     if (options.timeline) {
-      events.push_back({bytes, current, allocation.id, phase, detail::current_op_name()});
+      if (bytes > 0) {
+        born[allocation.id] = events.size();
+      } else {
+        born.erase(allocation.id);
+      }
+      events.push_back(
+          {bytes, current, allocation.id, phase, detail::current_op_name(), detail::current_region(), {}});
+    }
+  }
+
+  void returned(const detail::Allocation& allocation, const at::Tensor& tensor) override {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto event = born.find(allocation.id);
+    if (event != born.end() && events[event->second].shape.empty()) {
+      events[event->second].shape = detail::shape_text(tensor);
     }
   }
 
   const MeterOptions options;
-  std::optional<detail::OpNames> names;
+  std::optional<detail::RunningOps> ops;
   mutable std::mutex mutex;
   int64_t current = 0;
   int64_t peak = 0;
   std::optional<int64_t> held;
   bool in_backward = false;
   std::vector<MemoryEvent> events;
+  std::unordered_map<uint64_t, size_t> born;  // of what is live: the event of its allocation
   int64_t zero = 0;     // of a device's allocator when the meter was opened
   bool closed = false;  // of a device: its numbers stand still
 };
@@ -95,7 +112,7 @@ void MemoryMeter::close() {
   }
   detail::stop_observing(impl_);
   std::lock_guard<std::mutex> lock(impl_->mutex);
-  impl_->names.reset();
+  impl_->ops.reset();
 }
 
 int64_t MemoryMeter::current() const {

@@ -1,5 +1,7 @@
 #include "memory/phase.h"
 
+#include "record/recorder.h"
+
 #include <torch/csrc/autograd/graph_task.h>
 
 namespace retape::detail {
@@ -7,6 +9,7 @@ namespace retape::detail {
 namespace {
 
 thread_local Phase phase_set = Phase::Forward;
+thread_local const std::string* region_set = nullptr;
 
 }  // namespace
 
@@ -17,12 +20,25 @@ Phase current_phase() {
   return phase_set;
 }
 
-PhaseGuard::PhaseGuard(Phase phase) : before_(phase_set) {
+std::string current_region() {
+  if (region_set != nullptr) {
+    return *region_set;
+  }
+  auto* recorder = Recorder::current();
+  return recorder != nullptr && !recorder->in_other_backward() ? recorder->region().name : std::string();
+}
+
+PhaseGuard::PhaseGuard(Phase phase) : before_(phase_set), region_before_(region_set) {
   phase_set = phase;
 }
 
 PhaseGuard::~PhaseGuard() {
   phase_set = before_;
+  region_set = region_before_;
+}
+
+void PhaseGuard::in(const std::string& region) {
+  region_set = &region;
 }
 
 }  // namespace retape::detail

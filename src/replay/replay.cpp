@@ -376,6 +376,7 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
         set = op->flags;
         flags.emplace(*set);
       }
+      phase.in(op->region->name);
       Run run(tape, *op, pass, stack);
       if (!run.take_inputs()) {
         break;

@@ -80,6 +80,7 @@ void Frame::run_again(Pass& pass, size_t wanted) {
   SecondRun run(*this, pass, wanted);
   {
     PhaseGuard phase(Phase::Replay);
+    phase.in(options_.name);
     Conditions::Again conditions(conditions_);
     NotEager as_before;
     try {

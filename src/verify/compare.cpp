@@ -1,4 +1,5 @@
 #include "check/unseen.h"
+#include "record/shape_text.h"
 #include "verify/elements.h"
 #include "verify/readable.h"
 

@@ -7,9 +7,6 @@
 #include <retape/error.h>
 
 #include <ATen/ops/to_dense.h>
-#include <c10/core/ScalarType.h>
-
-#include <sstream>
 
 namespace retape::detail {
 
@@ -54,26 +51,6 @@ at::Tensor dense(const at::Tensor& tensor, const std::string& what) {
 }
 
 }  // namespace
-
-std::string shape_text(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return "none";
-  }
-  std::ostringstream text;
-  text << c10::getDtypeNames(tensor.scalar_type()).first;
-  if (tensor.is_nested()) {
-    text << " nested";
-    return text.str();
-  }
-  text << " " << tensor.sizes();
-  if (tensor.layout() != c10::kStrided) {
-    text << " " << tensor.layout();
-  }
-  if (!tensor.is_cpu()) {
-    text << " on " << tensor.device();
-  }
-  return text.str();
-}
 
 at::Tensor readable(const at::Tensor& tensor, const std::string& what) {
   Unseen unseen;

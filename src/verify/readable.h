@@ -7,9 +7,6 @@
 
 namespace retape::detail {
 
-// "float32 [2, 3]", "float32 [2, 3] sparse", "none".
-std::string shape_text(const at::Tensor& tensor);
-
 // Dense, contiguous, on the CPU; sparse ones are made dense. UsageError for what has no bytes that
 // can be read from here: wrapper subclasses, nested, quantized and meta tensors. `what`: for it.
 at::Tensor readable(const at::Tensor& tensor, const std::string& what);

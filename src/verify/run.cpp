@@ -1,6 +1,7 @@
 #include "verify/run.h"
 
 #include "check/unseen.h"
+#include "record/shape_text.h"
 #include "verify/readable.h"
 
 #include <retape/eager.h>

@@ -1,7 +1,11 @@
 #include "support.h"
 
+#include <retape/dry_run.h>
+
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+
+#include <set>
 
 namespace retape::testing {
 namespace {
@@ -85,6 +89,67 @@ TEST(MemoryMeter, TimelineSaysWhatEachAllocationWasFor) {
   EXPECT_TRUE(forward_sin);
   EXPECT_TRUE(replayed_sin);
   EXPECT_TRUE(backward);
+}
+
+TEST(MemoryMeter, TimelineNamesTheRegionAndTheShapeThatAnOpReturned) {
+  const auto x = leaf({256, 256});
+  MeterOptions options;
+  options.timeline = true;
+  MemoryMeter meter(options);
+  {
+    Recompute scope(drop_all(), "encoder");
+    auto middle = (x * 2).sin();
+    Recompute inner(drop_all(), "head");
+    auto loss = middle.view({-1}).exp().sum();
+    inner.close();
+    scope.close();
+    middle.reset();
+    const auto outside = torch::ones({7}, torch::kInt64);
+    loss.backward();
+  }
+  meter.close();
+  std::set<std::string> seen;
+  for (const auto& event : meter.timeline()) {
+    if (event.bytes > 0) {
+      const auto* phase = event.phase == Phase::Replay ? "replayed " : "";
+      seen.insert(phase + event.op + ", " + event.region + ", " + event.shape);
+    }
+  }
+  EXPECT_TRUE(seen.count("aten::sin, encoder, float32 [256, 256]"));
+  EXPECT_TRUE(seen.count("aten::exp, head, float32 [65536]"));
+  EXPECT_TRUE(seen.count("aten::ones, , int64 [7]"));
+  EXPECT_TRUE(seen.count("replayed aten::sin, encoder, float32 [256, 256]"));
+  EXPECT_TRUE(seen.count("replayed aten::exp, head, float32 [65536]"));
+}
+
+TEST(DryRun, LeavesIntegersRightAndAllocatesWhatFloatsNeed) {
+  const auto order = torch::tensor({2, 0, 1});
+  DryRun dry;
+  MemoryMeter meter;
+  const auto next = (order + 1).remainder(3);  // indices: what control flow may look at
+  EXPECT_TRUE(torch::equal(next, torch::tensor({0, 1, 2})));
+  const auto before = meter.current();
+  const auto products = torch::empty({512, 512}).mm(torch::empty({512, 512}));
+  EXPECT_EQ(meter.current() - before, 512 * 512 * 4);
+  EXPECT_EQ(dry.flops(), 2u * 512 * 512 * 512);
+}
+
+// Samplers draw until every number lies within bounds.
+TEST(DryRun, EndsALoopThatWaitsForNoNumberToBeWrong) {
+  DryRun dry;
+  const auto x = torch::empty({64});
+  EXPECT_FALSE(((x < -2) | (x > 2)).any().item<bool>());
+  EXPECT_EQ(std::get<1>(x.topk(3)).max().item<int64_t>(), 0);
+}
+
+TEST(DryRun, CopiesNothing) {
+  const auto from = torch::full({4}, 3.0f);
+  auto to = torch::zeros({4});
+  {
+    DryRun dry;
+    to.copy_(from);
+  }
+  EXPECT_TRUE(torch::equal(to, torch::zeros({4})));
 }
 
 // A device's caching allocator, as far as the meter reads it.

@@ -126,6 +126,7 @@ def hostile() -> Run:
         row(HOSTILE, HOSTILE, 300, 0.13, around=HOSTILE, equal=HOSTILE),
         Row(HOSTILE, HOSTILE, HOSTILE, skipped=HOSTILE),
         Row("=1+1", HOSTILE, "@SUM(A1)", error=HOSTILE),
+        Row("differs", HOSTILE, equal="different", differs=[HOSTILE, HOSTILE]),
     ]
     size = {"layers": HOSTILE, "dtype": HOSTILE, HOSTILE: HOSTILE}
     named = Subject(HOSTILE, HOSTILE, HOSTILE, size, None, cells, [Timeline(HOSTILE, events)])

@@ -23,7 +23,7 @@ OURS = [name for name in EAGER if METHODS[name].family == "retape" and name != "
 
 def row_of(block: str, size: Size, method: str, dry: bool = True) -> Row:
     row = Row(method, METHODS[method].family)
-    measure.memory(run._work(block, size, scaled=not dry), METHODS[method], row, dry)
+    measure.memory(run.block_task(block, size, scaled=not dry), METHODS[method], row, dry)
     return row
 
 
@@ -85,17 +85,18 @@ def test_a_dry_run_counts_the_bytes_that_arithmetic_needs(block: str, method: st
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_are_there_and_bitwise_plains(block: str, method: str, dtype: str) -> None:
-    work = run._work(block, Size(layers=3, dtype=dtype, **SMALL), scaled=True)
-    plain = measure.gradients(work, METHODS["plain"])
-    assert all(gradient.abs().max() > 0 for gradient in plain)
-    equal = measure.equality(measure.gradients(work, METHODS[method]), plain)
+    work = run.block_task(block, Size(layers=3, dtype=dtype, **SMALL), scaled=True)
+    plain = measure.after_step(work, METHODS["plain"])
+    assert all(gradient.abs().max() > 0 for gradient in plain.values())
+    equal, names = measure.equality(measure.after_step(work, METHODS[method]), plain)
+    assert (equal == BITWISE) == (not names)
     # Reentrant checkpoints add up the gradients of an input in another order.
     assert equal == BITWISE or ("reentrant" in method and equal == CLOSE)
 
 
 def test_points_of_the_frontier_lie_between_cheap_and_full() -> None:
     size = Size()
-    work = run._work("swiglu", size, scaled=False)
+    work = run.block_task("swiglu", size, scaled=False)
     rows = []
     for method in frontier(size.layers):
         row = Row(method.name, method.family)
@@ -130,4 +131,5 @@ def test_cpp_counts_the_same_bytes() -> None:
         block, layers, dtype, method = each["name"].removesuffix("/iterations:1").split("/")
         row = row_of(block, Size(layers=int(layers), dtype=dtype, **SMALL), method)
         told = (each["peak"], each["held"], each["GFLOP"])
-        assert told == (row.peak, row.held, pytest.approx(row.gflop)), each["name"]
+        peak = pytest.approx(row.peak, abs=8)  # Python's backward() holds the loss and its gradient
+        assert told == (peak, row.held, pytest.approx(row.gflop)), each["name"]

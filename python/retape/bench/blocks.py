@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from retape.bench.task import Apply, ModuleTask
+
 
 @dataclass(frozen=True)
 class Size:
@@ -172,3 +174,19 @@ def scale(stack: nn.ModuleList, x: torch.Tensor) -> None:
 
 def loss_of(y: torch.Tensor) -> torch.Tensor:
     return y.square().mean()
+
+
+class BlockTask(ModuleTask):
+    def __init__(self, name: str, size: Size, scaled: bool) -> None:
+        self.layers, self.x = make_stack(name, size), make_input(size)
+        if scaled:
+            scale(self.layers, self.x)
+        super().__init__(self.layers)
+        self.leaves["x"] = self.x
+
+    def loss(self, apply: Apply) -> torch.Tensor:
+        self.y = apply(self.layers, self.x)
+        return loss_of(self.y)
+
+    def resident(self) -> int:
+        return super().resident() - self.x.nbytes + self.y.nbytes  # the input is held, the output is not

@@ -17,7 +17,7 @@ TONES = {BITWISE: "good", CLOSE: "loud", DIFFERENT: "bad"}
 LEGEND = (
     "Peak: parameters, inputs, gradients and activations together. Held: activations when backward "
     "began. Times: median ± half the distance between the quartiles, of interleaved rounds. Saved and "
-    "time delta: beside plain. GFLOP: of matrix products. Bits: gradients beside plain's."
+    "time delta: beside plain. GFLOP: of matrix products. Bits: gradients and buffers beside plain's."
 )
 
 
@@ -134,10 +134,15 @@ def labels(subject: Subject) -> list[str]:
 
 
 def note(row: Row) -> str:
-    """Why a row has cells that are empty."""
+    """Why a row has cells that are empty, or what is not equal."""
     if row.error:
         return printable(f"failed: {row.error}")
-    return printable(f"skipped: {row.skipped}") if row.skipped else ""
+    if row.skipped:
+        return printable(f"skipped: {row.skipped}")
+    if not row.differs:
+        return ""
+    more = f" and {len(row.differs) - 1} more" if len(row.differs) > 1 else ""
+    return printable(f"{row.equal}: {row.differs[0]}{more}")
 
 
 def size_text(size: dict[str, Any] | None) -> str:

@@ -137,7 +137,7 @@ def load(path: str) -> Baseline:
     try:
         command = str(content.get("command", ""))
         return Baseline(run_from(content["result"]), dict(content["environment"]), command)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         verb = content.get("verb")
         raise UsageError(
             f"{path} is of `retape {verb}`, which has no subjects and rows to compare. "

@@ -1,7 +1,7 @@
 """What people use to train in less memory, each as a way to call a stack of layers.
 
-A method is one line in METHODS. `apply(layers, x)` calls them in order and returns the last output;
-one that is not installed here says so.
+A method is one line in METHODS. `apply(layers, x)` calls them in order and returns the last output,
+within a `scope` that is open for the whole forward pass; one that is not installed here says so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,8 @@ from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 import retape
-
-Layers = Sequence[nn.Module]
-Apply = Callable[[Layers, torch.Tensor], torch.Tensor]
+from retape._recompute import REGION
+from retape.bench.task import Apply, Layers, Task, plain
 
 
 @dataclass(frozen=True)
@@ -28,22 +27,24 @@ class Method:
     name: str
     family: str
     around: str  # "inner", "block" or "model"
-    apply: Apply
+    apply: Apply = plain
     needs: str = ""  # a package
+    needs_cuda: bool = False
     is_eager: bool = True
+    scope: Callable[[], Any] = contextlib.nullcontext
+
+    def loss(self, task: Task) -> torch.Tensor:
+        with self.scope():
+            return task.loss(self.apply)
 
     @property
     def missing(self) -> str:
         """Why it cannot run here; empty if it can."""
         if self.needs and importlib.util.find_spec(self.needs.partition(".")[0]) is None:
             return f"needs the package {self.needs.partition('.')[0]}"
+        if self.needs_cuda and not torch.cuda.is_available():
+            return "needs a CUDA device"
         return ""
-
-
-def plain(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
 
 
 def _around_block(call: Callable[..., Any]) -> Apply:
@@ -84,35 +85,32 @@ def scopes() -> Iterator[list[Any]]:
         _seen.remove(found)
 
 
-def _scope(policy: Any) -> Any:
-    scope = retape.recompute(policy)
+def _scope(policy: Any, name: str) -> Any:
+    scope = retape.recompute(policy, name)
     for found in _seen:
         found.append(scope)
     return scope
 
 
+# What `selective` drops too: on a CPU, random numbers take longer than memory does.
+RANDOM = retape.Policy.cheap().drop_ops(["aten::bernoulli_"])
+
+
 def _scope_per_block(policy: Any) -> Apply:
-    def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        with _scope(policy):
-            return layer(x)
-
-    return _around_block(call)
-
-
-def _one_scope(policy: Any) -> Apply:
-    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-        with _scope(policy):
-            return plain(layers, x)
-
-    return apply
+    return _scopes(lambda index, layers: policy)
 
 
 def keep_last(kept: int) -> Apply:
     """Everything of the last layers is kept: they are the first that backward asks for."""
+    return _scopes(lambda index, layers: "cheap" if index >= layers - kept else REGION)
+
+
+def _scopes(policy_of: Callable[[int, int], Any]) -> Apply:
+    """One for each layer: `policy_of(index, number of layers)`."""
 
     def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
         for i, layer in enumerate(layers):
-            with _scope("cheap" if i >= len(layers) - kept else "full"):
+            with _scope(policy_of(i, len(layers)), f"layer {i}"):
                 x = layer(x)
         return x
 
@@ -143,7 +141,13 @@ def _checkpoint(reentrant: bool) -> Callable[..., Any]:
 
 def _keeps_products() -> Any:
     aten = torch.ops.aten
-    kept = [aten.mm.default, aten.addmm.default, aten.bmm.default]
+    kept = [
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.convolution.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ]
     return torch_checkpoint.create_selective_checkpoint_contexts(kept)
 
 
@@ -209,15 +213,20 @@ def _megatron(layers: Layers, x: torch.Tensor) -> torch.Tensor:
     return _discarding(CheckpointWithoutOutput, layers, x)
 
 
+def _one_scope(name: str, policy: str) -> Method:
+    return Method(name, "retape", "model", scope=functools.partial(_scope, policy, "model"))
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("plain", "plain", "", plain),
-        Method("retape lean", "retape", "model", _one_scope("none")),
+        Method("plain", "plain", ""),
+        _one_scope("retape lean", "none"),
         Method("retape cheap", "retape", "block", _scope_per_block("cheap")),
-        Method("retape full", "retape", "block", _scope_per_block("full")),
-        Method("retape cheap, one scope", "retape", "model", _one_scope("cheap")),
-        Method("retape full, one scope", "retape", "model", _one_scope("full")),
+        Method("retape cheap, random too", "retape", "block", _scope_per_block(RANDOM)),
+        Method("retape full", "retape", "block", _scope_per_block(REGION)),
+        _one_scope("retape cheap, one scope", "cheap"),
+        _one_scope("retape full, one scope", "full"),
         Method("torch checkpoint", "torch", "block", _around_block(_checkpoint(False))),
         Method("torch checkpoint, inner", "torch", "inner", _around_inner(_checkpoint(False))),
         Method("torch reentrant", "torch", "block", _around_block(_checkpoint(True))),
@@ -230,7 +239,7 @@ METHODS: dict[str, Method] = {
         Method("torch_remat", "other", "block", _around_block(_remat), "torch_remat"),
         Method("torch_remat, inner", "other", "inner", _around_inner(_remat), "torch_remat"),
         Method("OLMo-core's output discard", "other", "inner", _olmo, "olmo_core"),
-        Method("Megatron's output discard", "other", "inner", _megatron, "megatron"),
+        Method("Megatron's output discard", "other", "inner", _megatron, "megatron", needs_cuda=True),
         Method("torch.compile, budget 1.0", "compile", "block", _compiled(1.0), is_eager=False),
         Method("torch.compile, budget 0.5", "compile", "block", _compiled(0.5), is_eager=False),
         Method("torch.compile, budget 0.0", "compile", "block", _compiled(0.0), is_eager=False),

@@ -6,8 +6,7 @@ method), a row has cells. What could not be measured is None, and `skipped` or `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Low quartile, median, high quartile.
@@ -30,7 +29,8 @@ class Row:
     total: Spread | None = None
     ratio: Spread | None = None  # of the total to plain's, round by round
     gflop: float | None = None  # of matrix products
-    equal: str | None = None  # gradients beside plain's: BITWISE, CLOSE (to rounding) or DIFFERENT
+    equal: str | None = None  # gradients and buffers beside plain's: BITWISE, CLOSE or DIFFERENT
+    differs: list[str] = field(default_factory=list)  # names of those that make it so
     replayed: int | None = None  # ops
     skipped: str = ""  # why it was not run
     error: str = ""  # that it ended with
@@ -46,13 +46,38 @@ class Event:
     kind: str  # "kept" (forward), "replayed", "gradient" (backward)
     op: str
     region: str = ""
-    shape: str = ""  # "f32[8,512]": of the tensor that it is for, where that is known
+    shape: str = ""  # "float32 [8, 512]": of the tensor that it is for, where that is known
 
 
 @dataclass
 class Timeline:
     method: str
     events: list[Event] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A row of numbers for each event: there are thousands, with few words among them."""
+        words: dict[str, int] = {}
+
+        def number(word: str) -> int:
+            return words.setdefault(word, len(words))
+
+        rows = [
+            [e.bytes, e.current, e.id, *(number(getattr(e, name)) for name in WORDS)]
+            for e in self.events
+        ]
+        columns = ["bytes", "current", "id", *WORDS]
+        return {"method": self.method, "columns": columns, "words": list(words), "rows": rows}
+
+
+WORDS = ("kind", "op", "region", "shape")  # columns of an event that are numbers of words
+
+
+def timeline_from(timeline: dict[str, Any]) -> Timeline:
+    words = timeline["words"]
+    events = [
+        Event(*row[:3], *(words[number] for number in row[3:])) for row in timeline["rows"]
+    ]
+    return Timeline(timeline["method"], events)
 
 
 @dataclass
@@ -85,7 +110,14 @@ class Run:
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        subjects = [
+            {
+                **asdict(replace(subject, timelines=[])),
+                "timelines": [timeline.to_dict() for timeline in subject.timelines],
+            }
+            for subject in self.subjects
+        ]
+        return {"subjects": subjects, "warnings": list(self.warnings)}
 
 
 def saved(row: Row, plain: Row | None) -> float | None:
@@ -96,16 +128,13 @@ def saved(row: Row, plain: Row | None) -> float | None:
 
 
 def run_from(result: dict[str, Any]) -> Run:
-    """Back from an artefact's "result". KeyError or TypeError if that is not one of ours."""
+    """Back from an artefact's "result". LookupError or TypeError if that is not one of ours."""
     subjects = [
         Subject(
             **{
                 **subject,
                 "rows": [Row(**_spreads(row)) for row in subject["rows"]],
-                "timelines": [
-                    Timeline(t["method"], [Event(**event) for event in t["events"]])
-                    for t in subject["timelines"]
-                ],
+                "timelines": [timeline_from(timeline) for timeline in subject["timelines"]],
             }
         )
         for subject in result["subjects"]
@@ -114,8 +143,5 @@ def run_from(result: dict[str, Any]) -> Run:
 
 
 def _spreads(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(cell) if _is_list(cell) else cell for name, cell in row.items()}
-
-
-def _is_list(cell: Any) -> bool:
-    return isinstance(cell, Iterable) and not isinstance(cell, str)
+    measured = ("forward", "backward", "total", "ratio")
+    return {name: tuple(cell) if name in measured and cell else cell for name, cell in row.items()}

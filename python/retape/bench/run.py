@@ -11,10 +11,12 @@ import torch
 
 from retape._progress import progress
 from retape._text import Exit, offer
-from retape.bench import blocks, measure, methods, report, timing
-from retape.bench.blocks import BLOCKS, Size
+from retape.bench import measure, methods, report, timing
+from retape.bench.blocks import BLOCKS, BlockTask, Size
 from retape.bench.methods import METHODS, Method
+from retape.bench.models import MODELS
 from retape.bench.result import Row, Run, Subject
+from retape.bench.task import Make, seeded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,17 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--subject",
         action="append",
         metavar="NAME",
-        help=f"{', '.join(BLOCKS)}; repeat for more (all)",
+        help="a block, a model, or all of them: blocks, models; --list shows them; repeat for more (all)",
     )
     parser.add_argument(
         "--method", action="append", metavar="NAME", help="repeat for more; --list shows them (all)"
     )
     parser.add_argument("--list", action="store_true", help="show subjects and methods, and stop")
     parser.add_argument(
-        "--layers", action="append", type=int, metavar="N", help="repeat for more (1 and 8)"
+        "--layers", action="append", type=int, metavar="N", help="of a block; repeat for more (1 and 8)"
     )
     parser.add_argument(
-        "--dtype", action="append", metavar="DTYPE", help=f"{', '.join(DTYPES)}; repeat (both)"
+        "--dtype", action="append", metavar="DTYPE", help=f"{', '.join(DTYPES)}; repeat (both for blocks)"
     )
     for name, help_text in (
         ("d-model", "width of the stream"),
@@ -70,74 +72,119 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few methods, small sizes: a minute")
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A subject that is to be measured: on which tasks, by which methods."""
+
+    subject: Subject
+    memory: Make
+    times: Make
+    methods: list[Method]
+    dry: bool
+
+
 @dataclass
 class Plan:
-    sizes: list[tuple[str, Size]]
-    methods: list[Method]
-    rounds: int
-    time_size: dict[str, int] | None  # None: no times
-    dry: bool
-    frontier: bool
+    entries: list[Entry]
+    rounds: int  # 0: no times
 
-    def methods_for(self, size: Size) -> list[Method]:
-        return [*self.methods, *(methods.frontier(size.layers) if self.frontier else [])]
-
-    def parts(self, size: Size) -> int:
-        """Of one subject, for the progress bar: a method each, then rounds of times."""
-        return len(self.methods_for(size)) + (self.rounds if self.time_size is not None else 0)
+    def parts(self) -> int:
+        """For the progress bar: a method each, then rounds of times."""
+        return sum(len(entry.methods) + self.rounds for entry in self.entries)
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
     if args.list:
         _print_list(console)
-        return Exit.OK, {"subjects": list(BLOCKS), "methods": list(METHODS)}
+        return Exit.OK, {"subjects": [*BLOCKS, *MODELS], "methods": list(METHODS)}
     asked = report.check(args)
     plan = _plan(args)
     result = Run()
     measured: list[timing.Times] = []
 
     def all_of_it(advance: Callable[[str], None]) -> None:
-        for name, size in plan.sizes:
-            subject, times = _block(name, size, plan, advance)
-            result.subjects.append(subject)
-            measured.extend(times)
+        for entry in plan.entries:
+            measured.extend(_measure(entry, plan.rounds, advance))
+            result.subjects.append(entry.subject)
 
     with torch.random.fork_rng(devices=[]):
-        progress(all_of_it, sum(plan.parts(size) for _, size in plan.sizes), console)
+        progress(all_of_it, plan.parts(), console)
     result.warnings = timing.noise_warnings(measured) if measured else []
     return report.finish(result, asked, args, console)
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    names = args.subject or list(BLOCKS)
+    groups = {"blocks": list(BLOCKS), "models": list(MODELS)}
     for option, values, known in (
-        ("--subject", names, list(BLOCKS)),
+        ("--subject", args.subject or [], [*BLOCKS, *MODELS, *groups]),
         ("--method", args.method or [], list(METHODS)),
         ("--dtype", args.dtype or [], DTYPES),
     ):
         for value in values:
             if value not in known:
                 _refuse(args, option, value, known)
-    layers = args.layers or ([2] if args.quick else [1, 8])
-    dtypes = args.dtype or (["float32"] if args.quick else list(DTYPES))
+    asked = args.subject or (["blocks"] if args.quick else ["blocks", "models"])
+    names = list(dict.fromkeys(name for each in asked for name in groups.get(each, [each])))
     usual = QUICK_METHODS if args.quick else [name for name, m in METHODS.items() if m.is_eager]
     compiled = [name for name, m in METHODS.items() if not m.is_eager and args.compiled]
-    chosen = args.method or [*usual, *compiled]
+    chosen = [METHODS[name] for name in dict.fromkeys(["plain", *(args.method or [*usual, *compiled])])]
+    if args.rounds < 1:
+        args.parser.error(f"--rounds {args.rounds}: expected at least 1")
+    entries = [
+        *_blocks([name for name in names if name in BLOCKS], chosen, args),
+        *_models([name for name in names if name in MODELS], chosen, args),
+    ]
+    return Plan(entries, 0 if args.no_time else min(args.rounds, 3) if args.quick else args.rounds)
+
+
+def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
+    layers = args.layers or ([2] if args.quick else [1, 8])
+    dtypes = args.dtype or (["float32"] if args.quick else DTYPES)
     numbers = {"d_model": args.d_model, "d_ff": args.d_ff, "batch": args.batch, "sequence": args.sequence}
-    for option, value in [*numbers.items(), ("rounds", args.rounds), *(("layers", n) for n in layers)]:
+    for option, value in [*numbers.items(), *(("layers", n) for n in layers)]:
         if value < 1:
             args.parser.error(f"--{option.replace('_', '-')} {value}: expected at least 1")
-    sizes = [
-        (name, Size(layers=n, dtype=dtype, **numbers))
-        for dtype in dtypes
-        for n in layers
-        for name in names
-    ]
-    small = QUICK if args.quick else TIME
-    time_size = {name: min(value, numbers[name]) for name, value in small.items()}
-    picked = [METHODS[name] for name in dict.fromkeys(["plain", *chosen])]
-    rounds = min(args.rounds, 3) if args.quick else args.rounds
-    return Plan(sizes, picked, rounds, None if args.no_time else time_size, not args.compute, args.frontier)
+    small = {name: min(value, numbers[name]) for name, value in (QUICK if args.quick else TIME).items()}
+    entries = []
+    for size in (Size(n, dtype, **numbers) for dtype in dtypes for n in layers):
+        time_size = replace(size, **small)
+        shown = None if args.no_time else time_size.to_dict()
+        more = methods.frontier(size.layers) if args.frontier else []
+        for name in names:
+            entries.append(
+                Entry(
+                    Subject(name, BLOCKS[name].title, "blocks", size.to_dict(), shown),
+                    block_task(name, size, scaled=args.compute),
+                    block_task(name, time_size, scaled=True),
+                    [*chosen, *more],
+                    dry=not args.compute,
+                )
+            )
+    return entries
+
+
+def block_task(name: str, size: Size, scaled: bool) -> Make:
+    return seeded(BlockTask, name, size, scaled)
+
+
+def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
+    """A model's layers have no inner part, and are not compiled one by one."""
+    fitting = [method for method in chosen if method.around != "inner" and method.is_eager]
+    entries = []
+    for dtype in args.dtype or ["float32"]:
+        for model in (MODELS[name] for name in names):
+            size = model.small if args.quick else model.size
+            shown = None if args.no_time else {"dtype": dtype, **model.small}
+            entries.append(
+                Entry(
+                    Subject(model.name, model.title, "models", {"dtype": dtype, **size}, shown),
+                    model.at(size, dtype),
+                    model.at(model.small, dtype),
+                    [replace(each, needs=model.needs) if model.missing else each for each in fitting],
+                    dry=model.dry and not args.compute,
+                )
+            )
+    return entries
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
@@ -145,58 +192,45 @@ def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[s
     args.parser.exit(Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {there_is}\n")
 
 
-def _work(name: str, size: Size, scaled: bool) -> measure.Work:
-    def make() -> tuple[torch.nn.ModuleList, torch.Tensor]:
-        torch.manual_seed(0)
-        stack = blocks.make_stack(name, size)
-        x = blocks.make_input(size)
-        if scaled:
-            blocks.scale(stack, x)
-        return stack, x
-
-    return measure.Work(make, blocks.loss_of)
-
-
-def _block(
-    name: str, size: Size, plan: Plan, advance: Callable[[str], None]
-) -> tuple[Subject, list[timing.Times]]:
-    subject = Subject(name, BLOCKS[name].title, "blocks", size.to_dict())
-    chosen = plan.methods_for(size)
-    big = _work(name, size, scaled=not plan.dry)
-    small_size = replace(size, **(plan.time_size or QUICK))
-    small = _work(name, small_size, scaled=True)
-    expected = measure.gradients(small, METHODS["plain"])
+def _measure(entry: Entry, rounds: int, advance: Callable[[str], None]) -> list[timing.Times]:
+    """Fills in the subject. Times, for what they say about the machine."""
+    subject = entry.subject
+    expected: measure.After | None = None
     rows: dict[str, Row] = {}
-    for method in chosen:
+    for method in entry.methods:
         advance(f"{subject.key}: {method.name}")
         row = Row(method.name, method.family, method.around, skipped=method.missing)
         rows[method.name] = row
         if row.skipped:
             continue
         try:
-            row.equal = measure.equality(measure.gradients(small, method), expected)
-            if method.is_eager or not plan.dry:  # compiled code computes, dry or not
-                measure.memory(big, method, row, plan.dry)
+            after = measure.after_step(entry.times, method)
+            expected = after if expected is None else expected  # plain is the first
+            row.equal, row.differs = measure.equality(after, expected)
+            if method.is_eager or not entry.dry:  # compiled code computes, dry or not
+                measure.memory(entry.memory, method, row, entry.dry)
         except Exception as error:  # a peer's failure is a result of this bench
+            if method.family == "plain":
+                raise
             row.error = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    times: list[timing.Times] = []
-    if plan.time_size is not None:
-        subject.time_size = small_size.to_dict()
-        runs = [m for m in chosen if not rows[m.name].skipped and not rows[m.name].error]
-        times = measure.times(
-            small, runs, rows, plan.rounds, lambda: advance(f"{subject.key}: times")
-        )
     subject.rows = list(rows.values())
+    runs = [m for m in entry.methods if not rows[m.name].skipped and not rows[m.name].error]
+    times: list[timing.Times] = []
+    if rounds and runs:
+        times = measure.times(entry.times, runs, rows, rounds, lambda: advance(f"{subject.key}: times"))
     subject.timelines = [
-        measure.timeline(big, METHODS[each], plan.dry) for each in TIMELINES if each in rows
+        measure.timeline(entry.memory, method, entry.dry) for method in runs if method.name in TIMELINES
     ]
-    return subject, times
+    return times
 
 
 def _print_list(console: Console) -> None:
-    for name, block in BLOCKS.items():
-        console.print(f"{name:14} {block.title}", markup=False, highlight=False)
-    console.print()
+    for group, subjects in (("blocks", BLOCKS), ("models", MODELS)):
+        console.print(f"{group}:", markup=False, highlight=False)
+        for name, subject in subjects.items():
+            state = f"  ({missing})" if (missing := getattr(subject, "missing", "")) else ""
+            console.print(f"  {name:14} {subject.title}{state}", markup=False, highlight=False)
+    console.print("methods:")
     for method in METHODS.values():
         state = f"  ({method.missing})" if method.missing else ""
-        console.print(f"{method.name}{state}", markup=False, highlight=False)
+        console.print(f"  {method.name}{state}", markup=False, highlight=False)

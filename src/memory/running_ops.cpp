@@ -1,4 +1,7 @@
-#include "memory/op_names.h"
+#include "memory/running_ops.h"
+
+#include "memory/counting_allocator.h"
+#include "record/each_tensor.h"
 
 #include <ATen/record_function.h>
 
@@ -15,7 +18,14 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   return nullptr;
 }
 
-void leave(const at::RecordFunction&, at::ObserverContext*) {
+void leave(const at::RecordFunction& fn, at::ObserverContext*) {
+  for (const auto& output : fn.outputs()) {
+    each_tensor(output, [](const at::Tensor& tensor, int) {
+      if (tensor.defined() && tensor.has_storage()) {
+        tell_returned(tensor);
+      }
+    });
+  }
   if (!running.empty()) {
     running.pop_back();
   }
@@ -27,12 +37,13 @@ bool only_allocates(const std::string& name) {
 
 }  // namespace
 
-OpNames::OpNames()
+RunningOps::RunningOps()
     : handle_(at::addGlobalCallback(
           at::RecordFunctionCallback(enter, leave)
+              .needsOutputs(true)
               .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}))) {}
 
-OpNames::~OpNames() {
+RunningOps::~RunningOps() {
   at::removeCallback(handle_);
 }
 
