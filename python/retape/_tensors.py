@@ -61,12 +61,16 @@ def copied(tree: Any, shared: list[torch.Generator], function: str) -> Any:
     for _, tensor in named_tensors(tree):
         memo.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
     try:
-        return copy.deepcopy(tree, memo)
+        twin = copy.deepcopy(tree, memo)
     except Exception as error:  # whatever an object's own copying raises
         raise _C.UsageError(
             f"[{function}] {type(tree).__name__} cannot be copied: {error}. Fix: a function without "
             "arguments that makes model and inputs anew."
         ) from error
+    if isinstance(tree, torch.jit.ScriptModule):  # copies its parameters by an op
+        for own, original in zip(twin.parameters(), tree.parameters(), strict=True):
+            own.detach_().requires_grad_(original.requires_grad)
+    return twin
 
 
 def cast(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

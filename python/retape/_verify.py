@@ -43,6 +43,7 @@ def verify(
     may_be_dead: Sequence[str] = (),
     regions: Sequence[str] = (),
     plain_twice: bool = True,
+    warm_up: int | None = None,
 ) -> Verdict | list[Verdict]:
     """Run a training step plain and recomputed, from the same state, and compare every bit.
 
@@ -69,6 +70,8 @@ def verify(
     may_be_dead: names of parameters that get no gradient, or zeros; "head.*" for all that begin so.
     regions: names that must have run and been recomputed.
     plain_twice: is the plain step equal to itself?
+    warm_up: plain steps before the first that counts. Without it: 2 for a model with TorchScript in it,
+        which is optimised in its first runs and may round otherwise afterwards; else none.
 
     Equal means that outputs, losses, gradients, buffers and generators have the same bits, and that
     they might not have had: see `Verdict.vacuous`. An exception of the plain run passes through.
@@ -97,6 +100,7 @@ def verify(
             return make()
 
         stack.callback(_take_out, reports)
+        _warm_up(make_start, _usual_warm_up(subject) if warm_up is None else warm_up)
         verdict = _C.verify(
             make_start,
             policy=as_policy(policy),
@@ -145,6 +149,20 @@ def _starts(
         return maker.of_model(*product, copy=False)
 
     return from_factory
+
+
+def _usual_warm_up(subject: Subject) -> int:
+    modules = [subject] if isinstance(subject, nn.Module) else getattr(subject, "modules", ())
+    scripted = any(isinstance(m, torch.jit.ScriptModule) for each in modules for m in each.modules())
+    return 2 if scripted else 0
+
+
+def _warm_up(make_start: Callable[[], Any], steps: int) -> None:
+    """Leaves torch's generators, which `_C.verify` looks after in its own runs, as they were."""
+    for _ in range(steps):
+        with torch.random.fork_rng(), retape.eager():
+            losses, _ = make_start().forward()
+            torch.autograd.backward([loss for _, loss in losses])
 
 
 def _nothing(model: nn.Module) -> None:

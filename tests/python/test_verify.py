@@ -291,6 +291,34 @@ def test_what_makes_no_sense_is_refused_by_name(call, told) -> None:
         call()
 
 
+@pytest.mark.parametrize("compile_it", [torch.jit.script, lambda m: torch.jit.trace(m, models.x())])
+def test_torchscript_is_warmed_up_before_it_is_judged(compile_it) -> None:
+    class Gated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(8, 16)
+            self.b = torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.nn.functional.gelu(self.a(x)) * torch.sigmoid(self.a(x)))
+
+    torch.manual_seed(0)
+    verdict = retape.verify(compile_it(Gated()), models.x(), policy="full")
+    assert verdict.kind == "equal", verdict
+    assert verdict.ops_replayed > 0
+
+
+def test_warm_up_steps_are_run_and_leave_no_trace() -> None:
+    model = models.Block()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    verdict = retape.verify(model, models.x(), warm_up=3)
+    assert verdict.kind == "equal", verdict
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_a_model_that_cannot_be_copied_is_told_what_to_do() -> None:
     model = models.Block()
     model.lock = (lambda: (yield))()  # a generator object
