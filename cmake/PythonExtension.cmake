@@ -11,9 +11,10 @@ set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/
 install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
 
 # The C++ models, which only `retape verify cpp:...` imports.
-add_subdirectory(models/pi05)
+add_subdirectory(models)
 Python_add_library(_models MODULE bindings/models.cpp)
-target_link_libraries(_models PRIVATE retape_pi05 ${TORCH_PYTHON_LIBRARY})
+target_link_libraries(_models PRIVATE retape_models ${TORCH_PYTHON_LIBRARY})
 target_compile_definitions(_models PRIVATE TORCH_EXTENSION_NAME=_models)
+target_compile_options(_models PRIVATE -Wall -Wextra)
 set_target_properties(_models PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
 install(TARGETS _models LIBRARY DESTINATION . COMPONENT python)

@@ -19,8 +19,8 @@ struct Batch {
 };
 
 // `phase` is added to the waves that images, actions and noise are made of: another one, another
-// batch. The golden one has 0. Has padding of every kind. For a config with a batch of 2 and 3
-// action tokens.
+// batch. The golden one has 0, and the sizes of a default config. Has padding of every kind, in a
+// batch of 2 or more. For vocabularies of at least 10 words and 7 actions.
 Batch closed_form_batch(const Config& config, double phase = 0);
 
 // amplitude * sin(step * (i + 1) + phase), in float64.

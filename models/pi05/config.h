@@ -3,6 +3,8 @@
 
 #include <pi05/checkpointing.h>
 
+#include <stack.h>
+
 namespace pi05 {
 
 enum class Attention {
@@ -28,6 +30,7 @@ struct Config {
   double dropout = 0;
   bool insulation = true;       // the suffix's loss does not reach the prefix through the cache
   Checkpointing checkpointing;  // of each layer
+  models::Stacking stacking;    // of a tower's layers, called with the checkpointing in them
 };
 
 }  // namespace pi05

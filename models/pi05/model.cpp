@@ -134,17 +134,25 @@ Tensor ModelImpl::token_loss(const Batch& batch, const Prefix& prefix) {
 }
 
 Streams ModelImpl::run_towers(LayerCall call) {
-  const LayerFunction run = [this](const LayerCall& c) { return run_layer(c); };
+  const size_t tower = call.streams[0].defined() ? 0 : 1;
+  auto x = std::move(call.streams[tower]);
+  std::vector<models::Layer> layers;
   for (call.layer = 0; call.layer < config_.layers; ++call.layer) {
-    call.streams = config_.checkpointing ? config_.checkpointing(run, call) : run(call);
+    layers.push_back(layer_function(call, tower));
   }
+  x = models::run_stack(config_.stacking, layers, std::move(x));
   Streams out;
-  for (size_t tower = 0; tower < out.size(); ++tower) {
-    if (call.streams[tower].defined()) {
-      out[tower] = norms_[tower]->forward(call.streams[tower], call.conditions[tower]).first;
-    }
-  }
+  out[tower] = norms_[tower]->forward(x, call.conditions[tower]).first;
   return out;
+}
+
+models::Layer ModelImpl::layer_function(const LayerCall& call, size_t tower) {
+  const LayerFunction run = [this, self = shared_from_this()](const LayerCall& c) { return run_layer(c); };
+  return [run, checkpointing = config_.checkpointing, call, tower](const Tensor& x) {
+    auto full = call;
+    full.streams[tower] = x;
+    return (checkpointing ? checkpointing(run, full) : run(full))[tower];
+  };
 }
 
 Streams ModelImpl::run_layer(const LayerCall& call) {

@@ -12,6 +12,10 @@
 // actions give a cross entropy from the prefix, the flow of the noisy actions an MSE from the
 // suffix. Without insulation the MSE reaches the prefix through the cache.
 //
+// One tower runs at a time, so a layer of a stacking is a function of that tower's stream. It writes
+// or reads the caller's cache; one that is called again in backward writes it again, or reads what
+// is in it by then, and the cache has to be there still.
+//
 // Dropout draws from the default generator; nothing else is random. Weights are closed form
 // (golden.json), and none of them is left with a gradient of zero.
 #pragma once
@@ -47,9 +51,11 @@ class ModelImpl : public torch::nn::Module {
   Tensor token_loss(const Batch& batch, const Prefix& prefix);
 
   const Config& config() const { return config_; }
+  void set_stacking(models::Stacking stacking) { config_.stacking = std::move(stacking); }
 
  private:
   Streams run_towers(LayerCall call);
+  models::Layer layer_function(const LayerCall& call, size_t tower);
   Streams run_layer(const LayerCall& call);
   Tensor drop(const Tensor& x);
 

@@ -89,6 +89,32 @@ TEST(Pi05, TheFlowLossReachesThePrefixThroughTheCacheOnly) {
   }
 }
 
+TEST(Pi05, AnyBatchReachesEveryParameter) {
+  for (const int64_t batch : {1, 3}) {
+    TrainingStep step;
+    step.config.batch = batch;
+    step.config.action_tokens = 5;
+    step.config.chunk = 7;
+    for (const auto& [name, grad] : train(step, plain_way()).grads) {
+      ASSERT_TRUE(grad.defined()) << name;
+      EXPECT_TRUE(grad.isfinite().all().item<bool>()) << name;
+      EXPECT_TRUE(grad.any().item<bool>()) << name << " is zero";
+    }
+  }
+}
+
+TEST(Pi05, AStackIsTheLayersOfOneTowerInTheWayTheyAreCheckpointed) {
+  std::vector<size_t> sizes;
+  Way way{"counted", pi05::replayed(), {}};
+  way.stacking = [&](const std::vector<models::Layer>& layers, const Tensor& x) {
+    sizes.push_back(layers.size());
+    return models::run_stack({}, layers, x);
+  };
+  const TrainingStep step;
+  expect_recomputed_right(step, train(step, plain_way()), way);
+  EXPECT_EQ(sizes, (std::vector<size_t>{3, 3}));
+}
+
 TEST(Pi05, BackwardReplaysEachLayerAndCallsNone) {
   std::map<std::pair<pi05::CacheUse, int64_t>, int> calls;
   Way way{"counted", {}, {}};

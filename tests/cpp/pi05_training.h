@@ -22,11 +22,13 @@ struct TrainingStep {
   bool change_keys = false;   // halved between the two passes, by code that is not the model's
 };
 
-// How layers are called, and the policy of a scope around all of forward, if there is one.
+// How layers are called, the policy of a scope around all of forward, if there is one, and how a
+// tower's layers are run.
 struct Way {
   std::string name;
   pi05::Checkpointing layers;
   std::optional<Policy> scope;
+  models::Stacking stacking = {};
 };
 
 inline Way plain_way() {
@@ -36,6 +38,7 @@ inline Way plain_way() {
 inline std::vector<Way> retape_ways() {
   return {
       {"each layer replayed", pi05::replayed(), {}},
+      {"each layer of a stack replayed", {}, {}, models::replayed()},
       {"a scope, full", {}, Policy::full()},
       {"a scope, cheap", {}, Policy::cheap()},
   };
@@ -104,6 +107,7 @@ inline bool same_entries(
 inline Trained train(const TrainingStep& step, const Way& way) {
   auto config = step.config;
   config.checkpointing = way.layers;
+  config.stacking = way.stacking;
   pi05::Model model(config);
   std::vector<pi05::Batch> batches;
   for (int i = 0; i < step.forwards; ++i) {
