@@ -60,10 +60,11 @@ def test_the_demos_run_with_nothing_to_write(capsys):
     code, result = verify()
     assert code == 0
     subjects = [row["subject"] for row in result["rows"]]
-    assert subjects == ["demo:gpt", "demo:mixed", "cpp:pi05", "cpp:pi05-open", "cpp:pi05-sdpa"]
+    models = ["transformer", "moe", "pi05", "pi05-open", "pi05-sdpa"]
+    assert subjects == ["demo:gpt", "demo:mixed", *(f"cpp:{name}" for name in models)]
     assert all(row["kind"] == "equal" for row in result["rows"])
     assert all(row["verdict"]["ops_replayed"] > 0 for row in result["rows"])
-    assert "5 cases: 5 equal" in capsys.readouterr().out
+    assert "7 cases: 7 equal" in capsys.readouterr().out
 
 
 def test_policies_and_dtypes_are_a_row_each(capsys):
@@ -160,6 +161,8 @@ def test_a_not_built_row_of_many_is_no_failure():
     [
         (["demo:gptt"], "Did you mean demo:gpt?"),
         (["gpt"], "Did you mean demo:gpt?"),
+        (["transformer"], "Did you mean cpp:transformer?"),
+        (["moe"], "Did you mean cpp:moe?"),
         (["mymodel:equal"], "Did you mean mymodels?"),
         (["mymodels:equl"], "Did you mean equal?"),
         (["mymodels:not_callable"], "expected a function"),

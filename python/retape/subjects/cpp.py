@@ -11,23 +11,27 @@ import torch
 from retape import _models
 from retape._step import Step
 
+LOSSES = ("mse", "ce", "balance")
 
-def pi05(dtype: torch.dtype, **options: Any) -> Step:
-    """Two towers, one cache: the layers of one write what those of the other read."""
-    model = _models.Pi05(**options, dtype=dtype)
+
+def step(make: Callable[..., Any], dtype: torch.dtype, **options: Any) -> Step:
+    """A forward pass of a model in `_models`; all that it draws is drawn from the default generator."""
+    model = make(**options, dtype=dtype)
     return Step(model.forward, leaves=model.parameters())
 
 
 def losses(output: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: output[name] for name in ("mse", "ce")}
+    return {name: output[name] for name in LOSSES if name in output}
 
 
-def _pi05(*, sdpa: bool, insulation: bool, dropout: float) -> Callable[[torch.dtype], Step]:
-    return partial(pi05, sdpa=sdpa, insulation=insulation, dropout=dropout, layers=False)
-
+_pi05 = partial(step, _models.Pi05)
 
 MODELS: dict[str, Callable[[torch.dtype], Step]] = {
-    "pi05": _pi05(sdpa=False, insulation=True, dropout=0.3),
-    "pi05-open": _pi05(sdpa=False, insulation=False, dropout=0.3),
-    "pi05-sdpa": _pi05(sdpa=True, insulation=False, dropout=0.0),
+    "transformer": partial(step, _models.Transformer, dropout=0.3),
+    # Rows go to experts by what is in them.
+    "moe": partial(step, _models.Moe, dropout=0.3),
+    # Two towers, one cache: the layers of one write what those of the other read.
+    "pi05": partial(_pi05, sdpa=False, insulation=True, dropout=0.3),
+    "pi05-open": partial(_pi05, sdpa=False, insulation=False, dropout=0.3),
+    "pi05-sdpa": partial(_pi05, sdpa=True, insulation=False, dropout=0.0),
 }

@@ -1,7 +1,7 @@
 """What a subject's name on the command line stands for.
 
     demo:gpt                  built in
-    cpp:pi05                  built in, in C++
+    cpp:transformer           built in, in C++; cpp:moe and cpp:pi05 too
     fault:one-ulp             built in: where that fault strikes
     hf:GPTBigCode             Hugging Face, tiny and random
     package.module:factory    a function of yours that makes (model, inputs) or a retape.Step
@@ -44,7 +44,7 @@ def find(name: str) -> Subject:
     if not rest:
         raise UsageError(
             f"[verify] expected a subject like demo:gpt, hf:Llama or package.module:factory, "
-            f"got {name!r}.{_offer(name, [*demos(), 'hf:'])}"
+            f"got {name!r}.{_offer(name, [*demos(), *cpp_names(), 'hf:'])}"
         )
     return KINDS.get(kind, _imported)(name, rest)
 

@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "subjects",
         nargs="*",
         metavar="subject",
-        help="demo:gpt, demo:mixed, cpp:pi05, hf:NAME (Hugging Face, tiny and random), or "
-        "package.module:factory, a function of yours that makes (model, inputs) or a retape.Step: "
-        "its code is run (all demos and C++ models)",
+        help="demo:gpt, demo:mixed, cpp:transformer, cpp:moe, cpp:pi05, hf:NAME (Hugging Face, tiny "
+        "and random), or package.module:factory, a function of yours that makes (model, inputs) or "
+        "a retape.Step: its code is run (all demos and C++ models)",
     )
     parser.add_argument(
         "--all-hf", action="store_true", help="every architecture of the installed transformers"
