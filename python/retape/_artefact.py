@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 FORMAT = "retape/1"
+_ROW = re.compile(r"\[\n\s+(-?\d[\d\s,.eE+-]*)\n\s+\]")  # numbers only; strings have no line breaks
 
 
 def cpu_name() -> str:
@@ -110,9 +111,13 @@ def prepare(path: str) -> None:
         pass
 
 
+def _on_one_line(row: re.Match[str]) -> str:
+    return f"[{' '.join(row[1].split())}]"
+
+
 def write(path: str, content: dict[str, Any]) -> None:
     """Writes to `path`, or to standard output where `path` is "-"."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    text = _ROW.sub(_on_one_line, json.dumps(content, indent=2, ensure_ascii=False)) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:

@@ -25,7 +25,8 @@ std::string current_region() {
     return *region_set;
   }
   auto* recorder = Recorder::current();
-  return recorder != nullptr && !recorder->in_other_backward() ? recorder->region().name : std::string();
+  const bool records = recorder != nullptr && recorder->depth() > 0;  // 0: it begins or ends
+  return records && !recorder->in_other_backward() ? recorder->region().name : std::string();
 }
 
 PhaseGuard::PhaseGuard(Phase phase) : before_(phase_set), region_before_(region_set) {

@@ -140,6 +140,8 @@ constexpr std::array kCheap{
     Names("aten::tril"),
     Names("aten::triu"),
     Names("aten::constant_pad_nd"),
+    Names("aten::cumsum"),
+    Names("aten::cumprod"),
     Names("aten::index_select"),
     Names("aten::gather"),
     Names("aten::index"),

@@ -122,6 +122,25 @@ TEST(MemoryMeter, TimelineNamesTheRegionAndTheShapeThatAnOpReturned) {
   EXPECT_TRUE(seen.count("replayed aten::exp, head, float32 [65536]"));
 }
 
+TEST(MemoryMeter, TimelineGoesOnWhileAScopeOpensAndEnds) {
+  const auto x = leaf({256, 256});
+  MeterOptions options;
+  options.timeline = true;
+  MemoryMeter meter(options);
+  for (int i = 0; i < 3; ++i) {
+    Recompute scope(Policy::cheap(), "layer");
+    const auto loss = (x * 2).sin().exp().sum();
+    scope.close();  // decides, and frees what it drops
+    loss.backward();
+  }
+  meter.close();
+  int64_t freed_at_the_end = 0;
+  for (const auto& event : meter.timeline()) {
+    freed_at_the_end += event.phase == Phase::Forward && event.bytes < 0 ? 1 : 0;
+  }
+  EXPECT_GT(freed_at_the_end, 0);
+}
+
 TEST(DryRun, LeavesIntegersRightAndAllocatesWhatFloatsNeed) {
   const auto order = torch::tensor({2, 0, 1});
   DryRun dry;

@@ -388,4 +388,23 @@ def test_nobodys_bits_are_called_better_than_they_are():
     assert cells.TONES[BITWISE] == "good"
     assert cells.TONES[DIFFERENT] == "bad"
     odd = bench_runs.subject(rows=[bench_runs.row("x", "torch", 1, 1, equal="splendid")])
-    assert cells.columns(odd)[8].cells[0].tone == "loud"
+    bits = next(column for column in cells.columns(odd) if column.name == "bits")
+    assert bits.cells[0].tone == "loud"
+
+
+def test_a_column_that_nothing_was_measured_for_is_left_out():
+    rows = bench_runs.rows()
+    assert "time" in {column.name for column in cells.columns(bench_runs.subject(rows=rows))}
+    for row in rows:
+        row.forward = row.backward = row.total = row.ratio = None
+    left = {column.name for column in cells.columns(bench_runs.subject(rows=rows))}
+    assert left & {"forward", "backward", "total", "time"} == set()
+    assert {"peak", "held", "saved", "bits"} <= left
+
+
+def test_a_row_of_numbers_is_one_line_of_the_artefact(tmp_path):
+    path = tmp_path / "run.json"
+    content = {"rows": [[1, -2, 3.5], [4]], "words": ["[\n 1\n]", "b"], "none": []}
+    _artefact.write(str(path), content)
+    assert json.loads(path.read_text()) == content
+    assert "[1, -2, 3.5]" in path.read_text()

@@ -76,7 +76,7 @@ def columns(subject: Subject) -> list[Column]:
     def column(name: str, heading: str, unit: str, cell: Callable[[Row], Cell]) -> Column:
         return Column(name, heading, unit, [cell(row) for row in rows])
 
-    return [
+    all_of_them = [
         column("peak", "peak", memory.name, lambda row: _number(row.peak, memory)),
         column("held", "held after forward", memory.name, lambda row: _number(row.held, memory)),
         column("forward", "forward", clock.name, lambda row: _spread(row.forward, clock)),
@@ -88,6 +88,7 @@ def columns(subject: Subject) -> list[Column]:
         column("bits", "bitwise equal", "", _bits),
         column("replayed", "ops replayed", "", lambda row: _number(row.replayed, Unit("", 1, 0))),
     ]
+    return [column for column in all_of_them if any(cell.text for cell in column.cells)]
 
 
 def _number(value: float | None, unit: Unit) -> Cell:
