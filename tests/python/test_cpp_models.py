@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -31,10 +32,11 @@ def made(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     return MODELS[name](**{"dropout": 0.3, "dtype": dtype, **options})
 
 
-def step(model: Any, apply: Apply | None) -> dict[str, torch.Tensor]:
+def step(model: Any, apply: Apply | None, scope: Any = nullcontext) -> dict[str, torch.Tensor]:
     """Loss, gradients and the generator's state of one step; gradients are taken away."""
     torch.manual_seed(1)
-    loss = model.loss(apply)
+    with scope():
+        loss = model.loss(apply)
     loss.backward()
     parameters = model.parameters()
     result = {name: parameter.grad for name, parameter in parameters.items()}
@@ -70,6 +72,7 @@ RETAPE = {
     "scope, full": scope("full"),
     "scope, cheap": scope("cheap"),
     "each layer": each(retape.checkpoint),
+    "each layer, called again": each(retape.checkpoint, method="rerun"),
 }
 
 
@@ -95,7 +98,7 @@ def test_every_method_gives_the_transformers_plain_bits(method, dtype):
         pytest.skip(method.missing)
     # torch_remat leaves generators to its user (preserve_rng_state must be False).
     model = made("transformer", dtype, dropout=0.0 if method.needs == "torch_remat" else 0.3)
-    assert_same_bits(step(model, None), step(model, method.apply))
+    assert_same_bits(step(model, None), step(model, method.apply, method.scope))
 
 
 @pytest.mark.parametrize("name", MODELS)
