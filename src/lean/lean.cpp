@@ -1,5 +1,6 @@
 #include "lean/lean.h"
 
+#include "lean/owned.h"
 #include "record/view.h"
 
 #include <ATen/ExpandUtils.h>
@@ -28,22 +29,6 @@ bool is_plain_backward(const variable_list& grads) {
   return grads.size() == 1 && grads[0].defined() && !at::GradMode::is_enabled() &&
       grads[0].layout() == at::kStrided && is_plain(grads[0]) && !grads[0].is_complex() &&
       !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python);
-}
-
-// The memory of `grad` may hold the result: nobody else has it, it is not somebody's buffer in a
-// tensor's clothes, and its strides are those that a new result would have. A view holds its base.
-bool is_ours_alone(const Tensor& grad) {
-  size_t holders = 1;
-  if (grad.is_view()) {
-    if (grad._base().use_count() != 1) {
-      return false;
-    }
-    ++holders;
-  }
-  const auto& storage = grad.storage();
-  return grad.use_count() == 1 && storage.use_count() == holders && storage.resizable() &&
-      grad.nbytes() == storage.nbytes() &&
-      grad.strides() == c10::IntArrayRef(c10::contiguous_strides(grad.sizes()));
 }
 
 bool is_like(const Tensor& saved, const Tensor& grad) {
@@ -363,6 +348,20 @@ const std::vector<Row>& rows() {
 }
 
 }  // namespace
+
+bool is_ours_alone(const Tensor& grad) {
+  size_t holders = 1;
+  if (grad.is_view()) {
+    if (grad._base().use_count() != 1) {
+      return false;
+    }
+    ++holders;
+  }
+  const auto& storage = grad.storage();
+  return grad.use_count() == 1 && storage.use_count() == holders && storage.resizable() &&
+      grad.nbytes() == storage.nbytes() &&
+      grad.strides() == c10::IntArrayRef(c10::contiguous_strides(grad.sizes()));
+}
 
 void set_least_lean_bytes(size_t bytes) {
   least_bytes = bytes;
