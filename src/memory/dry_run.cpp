@@ -115,11 +115,12 @@ thread_local uint64_t flops_left_out = 0;
 
 // The last two tensors are the factors: (batch of) n x k and k x m.
 void count_flops(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  static const auto* products = new std::set<std::string>{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
+  static const auto* products = new std::set<std::string>{
+      "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_"};
   if (products->count(info.name.name) == 0) {
     return;
   }
-  const size_t first = info.name.name == "aten::addmm" || info.name.name == "aten::baddbmm" ? 1 : 0;
+  const size_t first = info.name.name == "aten::mm" || info.name.name == "aten::bmm" ? 0 : 1;
   const auto& left = args[first].toTensor();
   const auto& right = args[first + 1].toTensor();
   flops_left_out += 2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(right.size(-1));
