@@ -16,15 +16,19 @@
 // Settings, autocast and generators are then as they were; tensors from outside that the function
 // writes are put back; what it saves is compared with what forward saved, and a difference raises
 // ReplayMismatch. Function and arguments are copied, as std::thread does: std::ref for a reference.
+//
+// options.rows = Rows(8) runs backward in slices of rows: less memory, and NOT bit for bit (rows.h).
 #pragma once
 
 #include <retape/eager.h>
 #include <retape/error.h>
 #include <retape/recompute.h>
 #include <retape/rerun.h>
+#include <retape/rows.h>
 #include <retape/tensors.h>
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <functional>
 #include <optional>
@@ -40,6 +44,7 @@ struct CheckpointOptions {
 
   // Replay
   Policy policy = Policy::full().anchors(false);
+  std::optional<Rows> rows;  // backward in slices: gradients equal to rounding, not to the bit (rows.h)
 
   // Rerun
   bool use_reentrant = false;      // a backward inside backward: no graph at all after forward
@@ -119,6 +124,27 @@ Result rerun_reentrant(const CheckpointOptions& options, std::shared_ptr<Call> c
   }
 }
 
+template <typename Result, typename Function, typename... Args>
+Result in_rows(const CheckpointOptions& options, Function&& function, Args&&... args) {
+  if constexpr (std::is_void_v<Result> || std::is_reference_v<Result>) {
+    throw UsageError("[checkpoint] rows needs a function that returns a value. Fix: return the tensors.");
+  } else {
+    Tensors inputs, outputs;
+    (each_tensor_read(args, [&](const at::Tensor& tensor) { inputs.push_back(tensor); }), ...);
+    RowsScope scope(*options.rows, options.policy, options.name, inputs);
+    inputs.clear();
+    Result result = std::invoke(std::forward<Function>(function), std::forward<Args>(args)...);
+    each_tensor_of(result, [&](at::Tensor& tensor) { outputs.push_back(tensor); });
+    outputs = scope.finish(outputs);
+    if (!scope.warning().empty()) {
+      TORCH_WARN(scope.warning());
+    }
+    size_t next = 0;
+    each_tensor_of(result, [&](at::Tensor& tensor) { tensor = outputs[next++]; });
+    return result;
+  }
+}
+
 }  // namespace detail
 
 template <typename Function, typename... Args>
@@ -129,6 +155,12 @@ std::invoke_result_t<Function, Args...> checkpoint(
   using Result = std::invoke_result_t<Function, Args...>;
   if (!c10::GradMode::is_enabled() || is_eager()) {
     return std::invoke(std::forward<Function>(function), std::forward<Args>(args)...);
+  }
+  if (options.rows) {
+    if (options.method == Method::Rerun) {
+      throw UsageError("[checkpoint] rows are a way of replay; Method::Rerun has none. Fix: Method::Replay.");
+    }
+    return detail::in_rows<Result>(options, std::forward<Function>(function), std::forward<Args>(args)...);
   }
   if (options.method == Method::Rerun) {
     if constexpr (detail::can_rerun<Function, Args...>) {

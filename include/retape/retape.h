@@ -12,5 +12,6 @@
 #include <retape/output_discard.h>
 #include <retape/policy.h>
 #include <retape/recompute.h>
+#include <retape/rows.h>
 #include <retape/verify.h>
 #include <retape/verify_module.h>

@@ -36,6 +36,7 @@ class Watch {
 
  protected:
   Watch();  // opens it, on this thread
+  Watch* outer() const { return outer_; }
 
  private:
   Watch* outer_;
