@@ -10,6 +10,7 @@ void bind_recompute(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_output_discard(pybind11::module_& module);
 void bind_rerun(pybind11::module_& module);
+void bind_rows(pybind11::module_& module);
 void bind_check(pybind11::module_& module);
 void bind_verify(pybind11::module_& module);
 

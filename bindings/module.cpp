@@ -36,6 +36,7 @@ PYBIND11_MODULE(_C, module) {
   retape::python::bind_policy(module);
   retape::python::bind_recompute(module);
   retape::python::bind_rerun(module);
+  retape::python::bind_rows(module);
   retape::python::bind_memory(module);
   retape::python::bind_output_discard(module);
   retape::python::bind_check(module);

@@ -2,7 +2,7 @@
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 find_library(TORCH_PYTHON_LIBRARY torch_python PATHS ${TORCH_INSTALL_PREFIX}/lib REQUIRED)
 Python_add_library(_C MODULE bindings/module.cpp bindings/policy.cpp bindings/recompute.cpp bindings/memory.cpp
-  bindings/check.cpp bindings/output_discard.cpp bindings/rerun.cpp bindings/verify.cpp)
+  bindings/check.cpp bindings/output_discard.cpp bindings/rerun.cpp bindings/rows.cpp bindings/verify.cpp)
 target_link_libraries(_C PRIVATE retape ${TORCH_PYTHON_LIBRARY})
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C RETAPE_BUILT_FOR_TORCH="${Torch_VERSION}")
 target_compile_options(_C PRIVATE -Wall -Wextra -Wno-unused-parameter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,6 +31,7 @@ def checkpoint(
     use_reentrant: bool | None = None,
     method: str = "replay",
     policy: PolicyLike | None = None,
+    rows: int | _C.Rows | None = None,
     name: str = "",
     preserve_rng_state: bool = True,
     context_fn: Callable[[], Contexts] | None = None,
@@ -54,6 +56,14 @@ def checkpoint(
     and runs a backward of its own inside backward; tensors in containers and in keyword arguments get
     gradients too.
 
+    rows=8 runs backward in 8 slices of rows (tokens: the leading dimensions, all but the last, of the
+    first floating-point argument), so that the inside of the function is there one slice at a time.
+    **Gradients are then equal to rounding, NOT bit for bit**: sums over rows (gradients of weights) are
+    added up slice by slice, in float32. `retape.verify` needs a tolerance. Where an op does not treat
+    rows apart (attention, batch norm, dropout), the call is replayed whole, bit for bit, and a warning
+    says why; `retape.Rows(8, strict=True)` raises instead, and `Rows.stats` counts. create_graph=True
+    raises.
+
     Under `torch.no_grad` and under `retape.eager` this is a plain call.
     """
     if method not in _METHODS:
@@ -69,6 +79,13 @@ def checkpoint(
         return function(*args, **kwargs)
     if _C.is_eager():
         return _plain(function, args, kwargs, context_fn)
+    if rows is not None:
+        if method != "replay" or context_fn is not None:
+            raise _C.UsageError(
+                '[checkpoint] rows are a way of replay: method="rerun" and context_fn have none. '
+                'Fix: method="replay" without context_fn.'
+            )
+        return _in_rows(function, args, kwargs, rows, policy, name)
     if method == "replay":
         return _replay(function, args, kwargs, policy, name, context_fn)
     if policy is not None:
@@ -153,6 +170,29 @@ def _replay(
         rule, context = selective, _NOTHING
     with _C.Scope(rule, name), context:
         return function(*args, **kwargs)
+
+
+def _in_rows(
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    rows: int | _C.Rows,
+    policy: PolicyLike | None,
+    name: str,
+) -> Any:
+    rows = _C.Rows(rows) if isinstance(rows, int) else rows
+    rule = REGION if policy is None else as_policy(policy)
+    given = [leaf for leaf in flatten((*args, *kwargs.values()))[0] if isinstance(leaf, Tensor)]
+    scope = _C.RowsScope(rows, rule, name, given)
+    try:
+        leaves, specs = flatten([function(*args, **kwargs)])
+        outputs = iter(scope.finish([leaf for leaf in leaves if isinstance(leaf, Tensor)]))
+    finally:
+        scope.close()
+    if scope.warning:
+        warnings.warn(scope.warning, stacklevel=3)
+    wired = [next(outputs) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return unflatten(wired, specs)[0]
 
 
 def _default_device() -> AbstractContextManager:
