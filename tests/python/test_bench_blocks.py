@@ -90,8 +90,8 @@ def test_gradients_are_there_and_bitwise_plains(block: str, method: str, dtype: 
     assert all(gradient.abs().max() > 0 for gradient in plain.values())
     equal, names = measure.equality(measure.after_step(work, METHODS[method]), plain)
     assert (equal == BITWISE) == (not names)
-    # Reentrant checkpoints add up the gradients of an input in another order.
-    assert equal == BITWISE or ("reentrant" in method and equal == CLOSE)
+    # Reentrant checkpoints add up the gradients of an input in another order, slices of rows all sums.
+    assert equal == BITWISE or (("reentrant" in method or "rows" in method) and equal == CLOSE)
 
 
 def test_points_of_the_frontier_lie_between_cheap_and_full() -> None:

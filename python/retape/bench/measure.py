@@ -18,9 +18,13 @@ from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Event, Row, Timeline
 from retape.bench.task import Make, Task
 
 KINDS = {"forward": "kept", "replay": "replayed", "backward": "gradient"}
-CLOSE_ENOUGH = 1e-3  # of the largest element: rounding in another order, in whatever dtype
 
 After = Mapping[str, torch.Tensor | None]  # by name: gradients and buffers after a step
+
+
+def close_enough(dtype: torch.dtype) -> float:
+    """Of the largest element: rounding in another order, some units in the last place."""
+    return max(1e-3, 4 * torch.finfo(dtype).eps) if dtype.is_floating_point else 0
 
 
 def memory(make: Make, method: Method, row: Row, dry: bool) -> None:
@@ -76,7 +80,7 @@ def _equality(got: torch.Tensor | None, plain: torch.Tensor | None) -> str:
     if same_bits(got, plain):
         return BITWISE
     far = (got.double() - plain.double()).abs().max()
-    is_close = bool(far <= CLOSE_ENOUGH * plain.double().abs().max())
+    is_close = bool(far <= close_enough(plain.dtype) * plain.double().abs().max())
     return CLOSE if is_close else DIFFERENT
 
 

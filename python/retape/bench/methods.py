@@ -31,6 +31,7 @@ class Method:
     needs: str = ""  # a package
     needs_cuda: bool = False
     is_eager: bool = True
+    mixes_no_rows: bool = False  # for layers that treat every token by itself
     scope: Callable[[], Any] = contextlib.nullcontext
 
     def loss(self, task: Task) -> torch.Tensor:
@@ -76,7 +77,7 @@ _seen: list[list[Any]] = []
 
 @contextlib.contextmanager
 def scopes() -> Iterator[list[Any]]:
-    """Every scope that a method opens meanwhile."""
+    """Every scope that a method opens meanwhile, or what else counts what is replayed."""
     found: list[Any] = []
     _seen.append(found)
     try:
@@ -98,6 +99,16 @@ RANDOM = retape.Policy.cheap().drop_ops(["aten::bernoulli_"])
 
 def _scope_per_block(policy: Any) -> Apply:
     return _scopes(lambda index, layers: policy)
+
+
+def _in_rows(slices: int) -> Apply:
+    def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        rows = retape.Rows(slices, strict=True)
+        for found in _seen:
+            found.append(rows)
+        return retape.checkpoint(layer, x, rows=rows)
+
+    return _around_block(call)
 
 
 def keep_last(kept: int) -> Apply:
@@ -225,6 +236,7 @@ METHODS: dict[str, Method] = {
         Method("retape cheap", "retape", "block", _scope_per_block("cheap")),
         Method("retape cheap, random too", "retape", "block", _scope_per_block(RANDOM)),
         Method("retape full", "retape", "block", _scope_per_block(REGION)),
+        Method("retape rows", "retape", "block", _in_rows(8), mixes_no_rows=True),
         _one_scope("retape cheap, one scope", "cheap"),
         _one_scope("retape full, one scope", "full"),
         Method("torch checkpoint", "torch", "block", _around_block(_checkpoint(False))),

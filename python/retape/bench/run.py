@@ -168,8 +168,8 @@ def block_task(name: str, size: Size, scaled: bool) -> Make:
 
 
 def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
-    """A model's layers have no inner part, and are not compiled one by one."""
-    fitting = [method for method in chosen if method.around != "inner" and method.is_eager]
+    """A model's layers have no inner part, mix tokens, and are not compiled one by one."""
+    fitting = [m for m in chosen if m.around != "inner" and m.is_eager and not m.mixes_no_rows]
     entries = []
     for dtype in args.dtype or ["float32"]:
         for model in (MODELS[name] for name in names):
