@@ -50,7 +50,7 @@ def test_the_python_of_the_readme_runs_and_its_gradients_are_plain_ones(capsys):
 
 
 def test_the_python_of_the_checkpoint_page_runs_and_its_gradients_are_plain_ones():
-    (block,) = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
+    block, _ = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
     names: dict = {}
     exec(compile(block, "checkpoint.md", "exec"), names)
     model, x = names["block"], names["x"]
@@ -59,6 +59,17 @@ def test_the_python_of_the_checkpoint_page_runs_and_its_gradients_are_plain_ones
     model(model(x)).sum().backward()
     expected = [parameter.grad for parameter in model.parameters()]
     assert all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_the_python_of_the_checkpoint_page_on_rows_runs_in_slices(capsys):
+    _, block = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
+    names: dict = {}
+    exec(compile(block, "checkpoint.md", "exec"), names)
+    assert "sliced=1, whole=0" in capsys.readouterr().out
+    model, found = names["block"], names["x"].grad
+    x = names["x"].detach().requires_grad_()
+    model(x).sum().backward()
+    assert torch.allclose(found, x.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_the_python_of_the_bench_page_tells_the_memory_of_a_step_that_nobody_waits_for(capsys):
