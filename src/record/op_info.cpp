@@ -6,6 +6,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -150,11 +152,30 @@ OpInfo describe(const c10::OperatorHandle& op) {
   return info;
 }
 
-// Shared by all threads; entries are never removed, so references stay good. An operator that is
-// deregistered and another registered in its place is told apart by its name.
+// Shared by all threads. What is known of an operator holds until one of that name is registered or
+// deregistered; descriptions stay, since ops on live tapes point at them.
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>> infos;
+  std::deque<OpInfo> all;
+  std::unordered_map<c10::OperatorName, const OpInfo*> current;
+  std::atomic<uint64_t> changes{0};
+  const c10::RegistrationHandleRAII listening;  // the last: it is told of every operator at once
+
+  Registry()
+      : listening(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this))) {}
+
+  void forget(const c10::OperatorHandle& op) {
+    std::lock_guard<std::mutex> lock(mutex);
+    current.erase(op.operator_name());
+    changes.fetch_add(1, std::memory_order_release);
+  }
+
+  struct Listener final : c10::OpRegistrationListener {
+    explicit Listener(Registry& registry) : registry(registry) {}
+    void onOperatorRegistered(const c10::OperatorHandle& op) override { registry.forget(op); }
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override { registry.forget(op); }
+    Registry& registry;
+  };
 };
 
 Registry& registry() {
@@ -166,18 +187,22 @@ Registry& registry() {
 
 const OpInfo& op_info(const c10::OperatorHandle& handle) {
   thread_local ska::flat_hash_map<const void*, const OpInfo*> cache;
+  thread_local uint64_t changes = 0;  // that the cache knows of
+  auto& shared = registry();
+  if (const auto now = shared.changes.load(std::memory_order_acquire); changes != now) {
+    cache.clear();
+    changes = now;
+  }
   const void* key = &handle.operator_name();
-  if (auto it = cache.find(key); it != cache.end() && it->second->name == handle.operator_name()) {
+  if (auto it = cache.find(key); it != cache.end()) {
     return *it->second;
   }
-  auto& shared = registry();
   std::lock_guard<std::mutex> lock(shared.mutex);
-  auto& info = shared.infos[handle.operator_name()];
-  if (!info || !(info->handle == handle)) {
-    info.release();  // NOLINT: an op on a live tape may still point at the old one
-    info = std::make_unique<OpInfo>(describe(handle));
+  auto& info = shared.current[handle.operator_name()];
+  if (info == nullptr) {
+    info = &shared.all.emplace_back(describe(handle));
   }
-  cache[key] = info.get();
+  cache[key] = info;
   return *info;
 }
 

@@ -29,8 +29,15 @@ std::vector<Tensor> each_doubled(at::TensorList xs) {
   return ys;
 }
 
-Tensor sum_of_all(const c10::List<c10::List<Tensor>>& groups) {
-  Tensor sum = at::zeros({});
+// As matmul does, which folds its argument or not by it.
+Tensor looks_at_grad(const Tensor& x) {
+  return x * (x.requires_grad() ? 3 : 2);
+}
+
+using Groups = c10::List<c10::List<Tensor>>;
+
+Tensor sum_of_all(const Tensor& first, const Groups& groups) {
+  Tensor sum = first;
   for (const c10::List<Tensor> group : groups) {
     for (const Tensor& x : group) {
       sum = sum + x;
@@ -56,10 +63,11 @@ TORCH_LIBRARY(retape_op_info_test, m) {
   m.def("shapes(Tensor x) -> Tensor", {good, at::Tag::dynamic_output_shape});
   m.def("depends(Tensor x) -> Tensor", {good, at::Tag::data_dependent_output});
   m.def("aliases(Tensor x) -> Tensor", {good, at::Tag::maybe_aliasing_or_mutating});
+  m.def("looks_at_grad(Tensor x) -> Tensor", {good});
   m.def("counted(Tensor x) -> (Tensor, int)", {good});
   m.def("twins(Tensor x) -> (Tensor, Tensor)", {good});
   m.def("each(Tensor[] xs) -> Tensor[]", {good});
-  m.def("sum_of_all(Tensor[][] groups) -> Tensor", {good});
+  m.def("sum_of_all(Tensor first, Tensor[][] groups) -> Tensor", {good});
   m.def("own_gradient(Tensor x) -> Tensor", {good});
 }
 
@@ -67,6 +75,7 @@ TORCH_LIBRARY_IMPL(retape_op_info_test, CPU, m) {
   for (const char* name : {"untagged", "tagged", "draws", "shapes", "depends", "aliases", "own_gradient"}) {
     m.impl(name, &doubled);
   }
+  m.impl("looks_at_grad", &looks_at_grad);
   m.impl("counted", &counted);
   m.impl("twins", &twins);
   m.impl("each", &each_doubled);
@@ -157,6 +166,22 @@ TEST(OpInfo, AnOpWithAnAutogradKernelOfItsOwnIsWhatThatKernelCalls) {
   EXPECT_EQ(asked([&] { call_unary("own_gradient", x); }), Values{"aten::exp cheap"});
 }
 
+TEST(OpInfo, AnOpThatLooksWhetherItsArgumentNeedsAGradientSeesTheSameAgain) {
+  for (const bool needs : {false, true}) {
+    expect_same(
+        [&](const auto& leaves) {
+          const auto h = needs ? leaves[0] * 2 : leaves[0].detach() * 2;
+          Tensor seen;
+          {
+            torch::NoGradGuard guard;
+            seen = call_unary("looks_at_grad", h);
+          }
+          return (seen * leaves[0]).sum();
+        },
+        {leaf({4, 4})});
+  }
+}
+
 TEST(OpInfo, ResultsThatAreNoTensorsAreNotInTheWay) {
   const auto x = leaf({4, 4});
   EXPECT_EQ(
@@ -190,6 +215,81 @@ TEST(OpInfo, ListsOfTensorsAreArgumentsAndResults) {
         return (ys[0] * leaves[0]).sin().sum() + (ys[1] * leaves[0]).cos().sum();
       },
       {leaf({4, 4})});
+}
+
+TEST(OpInfo, ListsOfTensorsAreReplayedAndListsOfListsAreNot) {
+  const auto x = leaf({4, 4}).detach();
+  EXPECT_EQ(asked([&] { torch::cat({x, x}); }), Values{"aten::cat cheap"});
+  EXPECT_EQ(asked([&] { x.sum(at::IntArrayRef{0, 1}); }), Values{"aten::sum cheap"});
+  const c10::List<std::optional<Tensor>> rows({torch::tensor({2, 0})});
+  EXPECT_EQ(asked([&] { torch::index_put(x, rows, x[0]); }), Values{"aten::index_put"});
+  const Groups groups({c10::List<Tensor>({x})});
+  EXPECT_EQ((asked([&] { call<Tensor(const Tensor&, const Groups&)>("sum_of_all", x, groups); })), Values{});
+}
+
+TEST(OpInfo, IntegersThatChooseWhereDataGoesAreKept) {
+  const auto x = leaf({4, 4}).detach();
+  EXPECT_EQ(asked([&] { torch::topk(x, 2); }), Values{"aten::topk"});  // the values
+  EXPECT_EQ(asked([&] { x.argmax(); }), Values{});
+  EXPECT_EQ(asked([&] { x > 0; }), Values{"aten::gt cheap"});
+}
+
+TEST(OpInfo, SumsInAnyOrderAreReplayedWhereTheOrderIsFixed) {
+  const auto x = leaf({4, 4}).detach();
+  EXPECT_EQ(asked([&] { x.cumsum(0); }), Values{"aten::cumsum"});
+}
+
+TEST(OpInfo, AWriteToWhatWasGivenMakesNoValue) {
+  auto given = leaf({4, 4}).detach();
+  EXPECT_EQ(asked([&] { given.mul_(3); }), Values{});
+}
+
+TEST(OpInfo, AnOpMayReadWhatItOverwritesIfAnOpMadeIt) {
+  const auto x = leaf({4, 4}).detach();
+  const auto squared = [](Tensor y) { torch::mul_out(y, y, y); };
+  EXPECT_EQ(asked([&] { squared(x * 2); }), (Values{"aten::mul cheap", "aten::mul cheap"}));
+  EXPECT_EQ(asked([&] { squared(torch::zeros({4, 4})); }), Values{});
+  EXPECT_EQ(asked([&] { torch::zeros({4, 4}).copy_(torch::zeros({4, 4})); }), Values{"aten::copy_ cheap"});
+  EXPECT_EQ(
+      asked([&] {
+        auto y = torch::zeros({4, 4});
+        y.copy_(y);
+      }),
+      Values{});
+}
+
+// A registration that ends with it.
+struct Registered {
+  Registered(const char* name, const std::vector<at::Tag>& tags)
+      : library(torch::Library::FRAGMENT, "retape_op_info_test", std::nullopt, __FILE__, __LINE__) {
+    library.def((std::string(name) + "(Tensor x) -> Tensor").c_str(), tags);
+    library.impl(name, torch::dispatch(c10::DispatchKey::CPU, &doubled));
+  }
+  torch::Library library;
+};
+
+TEST(OpInfo, AnOpThatIsRegisteredAnewIsLookedAtAnew) {
+  const auto x = leaf({4, 4}).detach();
+  const auto asked_about = [&] { return asked([&] { call_unary("renewed", x); }); };
+  std::optional<Registered> op, another;
+  op.emplace("renewed", std::vector<at::Tag>{at::Tag::pt2_compliant_tag});
+  EXPECT_EQ(asked_about(), Values{"retape_op_info_test::renewed"});
+  op.reset();
+  another.emplace("another", std::vector<at::Tag>{});  // where the first was
+  op.emplace("renewed", std::vector<at::Tag>{});
+  EXPECT_EQ(asked_about(), Values{});
+  EXPECT_EQ(asked([&] { call_unary("another", x); }), Values{});
+}
+
+TEST(OpInfo, AnOpThatIsRegisteredAnewInTheSamePlaceIsLookedAtAnew) {
+  const auto x = leaf({4, 4}).detach();
+  const auto asked_about = [&] { return asked([&] { call_unary("replaced", x); }); };
+  std::optional<Registered> op;
+  op.emplace("replaced", std::vector<at::Tag>{at::Tag::pt2_compliant_tag});
+  EXPECT_EQ(asked_about(), Values{"retape_op_info_test::replaced"});
+  op.reset();
+  op.emplace("replaced", std::vector<at::Tag>{});
+  EXPECT_EQ(asked_about(), Values{});
 }
 
 TEST(OpInfo, InsideAWrapperTheOpsOnPlainTensorsAreRecorded) {
