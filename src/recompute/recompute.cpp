@@ -62,7 +62,9 @@ void Recompute::close() {
   if (!region_->open && !region_->inert) {
     throw UsageError(who + "the scope is closed already. Fix: close it once, or let it go out of scope.");
   }
-  if (region_->thread != std::this_thread::get_id()) {
+  // A thread may have the id of one that has ended, and then has not got its scopes.
+  const bool elsewhere = region_->thread != std::this_thread::get_id();
+  if (elsewhere || (!region_->inert && detail::Recorder::current() == nullptr)) {
     throw UsageError(
         who + "opened on another thread: expected that thread to close it. Fix: open and close a "
               "scope on the thread that runs forward.");

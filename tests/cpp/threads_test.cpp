@@ -113,5 +113,24 @@ TEST(Threads, GraphMayOutliveTheThreadLocalStateOfItsThread) {
   EXPECT_FALSE(is_recording());
 }
 
+TEST(Threads, AScopeWhoseThreadHasEndedIsLeftAloneByAThreadWithItsId) {
+  std::unique_ptr<Recompute> scope;
+  std::thread first([&] { scope = std::make_unique<Recompute>(drop_all()); });
+  const auto id = first.get_id();
+  first.join();
+  for (int i = 0; i < 100 && scope != nullptr; ++i) {  // ids are given out again, sooner or later
+    std::thread([&] {
+      if (std::this_thread::get_id() == id) {
+        EXPECT_THROW(scope->close(), UsageError);
+        scope.reset();
+        EXPECT_FALSE(is_recording());
+      }
+    }).join();
+  }
+  if (scope != nullptr) {
+    GTEST_SKIP() << "no other thread got the id";
+  }
+}
+
 }  // namespace
 }  // namespace retape::testing
