@@ -54,8 +54,10 @@ void Token::call_pack_hook(const at::Tensor& tensor) {
 
 void Token::check_version() const {
   if (counter_.enabled() && counter_.current_version() != version_) {
-    const auto& view = original_.defined() && is_plain(original_) ? View(original_) : view_;
-    throw_changed_in_place(view.dtype(), view.sizes(), counter_.current_version(), version_);
+    const bool whole = original_.defined() && !original_.is_nested();  // which has no sizes to tell
+    throw_changed_in_place(
+        whole ? original_.scalar_type() : view_.dtype(), whole ? original_.sizes() : view_.sizes(),
+        counter_.current_version(), version_);
   }
 }
 

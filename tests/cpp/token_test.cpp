@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 
 namespace retape::testing {
 namespace {
@@ -186,6 +187,29 @@ TEST(Token, AChangeBetweenBackwardAndDoubleBackwardRaises) {
   }
 }
 
+TEST(Token, AChangeAfterOneThatLeftNoTraceRaisesInDoubleBackwardToo) {
+  for (const bool recompute : {false, true}) {
+    const auto x = leaf({4});
+    Tensor h, loss;
+    {
+      std::optional<Recompute> scope;
+      if (recompute) {
+        scope.emplace(drop_all());
+      }
+      h = x * 2;
+      loss = h.sin().sum();
+      h.data().mul_(3);  // past the version counter: backward gets the changed bytes
+    }
+    const auto g = torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true)[0];
+    EXPECT_TRUE(same_bits(g, (x.detach() * 2 * 3).cos() * 2));
+    {
+      torch::NoGradGuard guard;
+      h.mul_(3);
+    }
+    expect_has(text_of([&] { g.sum().backward(); }), "modified by an inplace operation");
+  }
+}
+
 // Writes into the tensor that it saved, in backward.
 struct Spoils : torch::autograd::Function<Spoils> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x) {
@@ -254,6 +278,25 @@ TEST(Token, ARetainedGraphHoldsNothingThatItReplayed) {
   }
 }
 
+TEST(Token, WhatIsLookedAtOutsideABackwardIsNotHeld) {
+  const auto x = mib();
+  MemoryMeter meter;
+  Tensor y;
+  {
+    Recompute scope(drop_all());
+    y = ((x + 1) * 2).sin().sum();
+  }
+  const auto sine = y.grad_fn()->next_edge(0).function;
+  auto* node = dynamic_cast<torch::autograd::generated::SinBackward0*>(sine.get());
+  ASSERT_NE(node, nullptr);
+  const auto held = meter.current();
+  auto saved = node->self_.unpack();
+  EXPECT_EQ(meter.current(), held + kMiB);
+  EXPECT_TRUE(same_bits(saved, (x.detach() + 1) * 2));
+  saved = Tensor();
+  EXPECT_EQ(meter.current(), held);
+}
+
 TEST(Token, AUseThatDiedBeforeBackwardIsNotWaitedFor) {
   const auto x = mib();
   MemoryMeter meter;
@@ -304,6 +347,15 @@ TEST(Token, SparseTensorsAreSavedAsTheyAre) {
       {leaf({3, 3}), leaf({3}, 8)}, /*replays=*/false);
 }
 
+TEST(Token, NestedTensorsAreSavedAsTheyAre) {
+  expect_same(
+      [](const auto& x) {
+        const auto nested = at::_nested_tensor_from_tensor_list({x[1] * 2, x[2] * 2});
+        return (at::nested_to_padded_tensor(nested.tanh(), 0.0) * x[0].sin()).sum();
+      },
+      {leaf({2, 3, 4}), leaf({3, 4}, 8).detach(), leaf({2, 4}, 9).detach()}, /*replays=*/false);
+}
+
 TEST(Token, ASparseResultThatItsOwnOpSavedDoesNotHoldItself) {
   MemoryMeter meter;
   {
@@ -326,7 +378,9 @@ TEST(Token, ASparseTensorThatChangedRaisesWhatAutogradRaises) {
     loss = torch::mm(mask, x.sin()).sum();
   }
   mask.mul_(2);
-  expect_has(text_of([&] { loss.backward(); }), "modified by an inplace operation");
+  expect_has(
+      text_of([&] { loss.backward(); }),
+      "modified by an inplace operation: [Float [3, 3]] is at version 1; expected version 0 instead");
 }
 
 }  // namespace
