@@ -1,6 +1,8 @@
 // Every way to run backward, and state that is clean after every way it can fail.
 #include "support.h"
 
+#include <torch/library.h>
+
 #include <chrono>
 
 namespace retape::testing {
@@ -266,6 +268,77 @@ TEST(Backward, ExceptionInTheUsersBackwardComesThroughAndAnotherPassWorks) {
   Subject plain;
   network(plain.x, plain.w).sum().backward();
   EXPECT_TRUE(same_bits(plain.x.grad(), ours.x.grad()));
+}
+
+// Where somebody else has a tensor, and an op in whose second run he lets go of it.
+Tensor held_elsewhere;
+
+Tensor doubled_while_it_goes(const Tensor& x) {
+  static int runs = 0;
+  if (++runs == 2) {
+    held_elsewhere = Tensor();
+  }
+  return x * 2;
+}
+
+TORCH_LIBRARY(retape_backward_test, m) {
+  m.def("doubled_while_it_goes(Tensor x) -> Tensor", {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(retape_backward_test, CPU, m) {
+  m.impl("doubled_while_it_goes", &doubled_while_it_goes);
+}
+
+TEST(Backward, AnInputThatGoesWhileItsOpIsWaitingIsReplayed) {
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("retape_backward_test::doubled_while_it_goes", "")
+                      .typed<Tensor(const Tensor&)>();
+  const auto x = leaf({4});
+  Tensor loss;
+  {
+    Recompute scope(drop_all());
+    held_elsewhere = x.detach() * 3;
+    loss = (op.call(x.detach().sin()) * held_elsewhere * x).sum();
+  }
+  loss.backward();
+  EXPECT_FALSE(held_elsewhere.defined());
+  EXPECT_TRUE(same_bits(x.grad(), x.detach().sin() * 2 * (x.detach() * 3)));
+}
+
+// Asks twice for what it saved, as a function may that is called in parts.
+struct AsksTwice : torch::autograd::Function<AsksTwice> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x) {
+    ctx->save_for_backward({x});
+    return x.clone();
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* ctx, torch::autograd::tensor_list grads) {
+    const auto first = ctx->get_saved_variables()[0].clone();
+    return {grads[0] * first * ctx->get_saved_variables()[0]};
+  }
+};
+
+TEST(Backward, WhatIsAskedForTwiceInAPassComesTwiceAndIsNotHeld) {
+  MemoryMeter meter;
+  const auto gradient = [&](bool recompute) {
+    const auto x = leaf({64, 64});
+    Tensor loss;
+    {
+      std::optional<Recompute> scope;
+      if (recompute) {
+        scope.emplace(drop_all());
+      }
+      auto copied = torch::empty({64, 64});
+      copied.copy_(x.detach() + 1);
+      loss = AsksTwice::apply(copied * 2 + x).sum();
+    }
+    const auto held = meter.current();
+    loss.backward({}, /*retain_graph=*/true);
+    const auto grad = x.grad();
+    EXPECT_EQ(meter.current(), held + static_cast<int64_t>(grad.nbytes()));
+    return grad;
+  };
+  EXPECT_TRUE(same_bits(gradient(false), gradient(true)));
 }
 
 TEST(Backward, ExceptionInReplayIsReportedAndNothingIsLost) {

@@ -97,6 +97,119 @@ TEST_F(Check, ScopesThatWereOpenBeforeAnObserverCameAreNotWatched) {
   EXPECT_TRUE(observer.regions().empty());
 }
 
+// ---- writes -----------------------------------------------------------------------------------
+
+// What replay of a write makes from memory that was changed past the dispatcher.
+std::string mismatch_of_write(const std::function<at::Tensor(const at::Tensor& made, const at::Tensor& given)>& write) {
+  const auto given = torch::ones({4, 8});
+  const auto w = torch::full({4, 8}, 0.5).requires_grad_();
+  at::Tensor loss;
+  {
+    retape::Recompute scope(retape::Policy::full().anchors(false));
+    loss = (write(w.detach() * 2, given) * w).sum();
+  }
+  given.data_ptr<float>()[0] = 7;
+  try {
+    loss.backward();
+  } catch (const retape::ReplayMismatch& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_F(Check, AVersionThatAnInPlaceOpMadeIsCompared) {
+  retape::check_every(1);
+  const auto in_place = mismatch_of_write([](at::Tensor made, const at::Tensor& given) { return made.add_(given); });
+  EXPECT_NE(in_place.find("aten::add_.Tensor: what it makes"), std::string::npos) << in_place;
+  EXPECT_NE(in_place.find("element 0 was 2 and is now 8"), std::string::npos) << in_place;
+  const auto partly = mismatch_of_write([](at::Tensor made, const at::Tensor& given) {
+    made.slice(0, 0, 2).mul_(given.slice(0, 0, 2));
+    return made;
+  });
+  EXPECT_NE(partly.find("aten::mul_.Tensor: what it makes (Float [4, 8])"), std::string::npos) << partly;
+  const auto out = mismatch_of_write([](at::Tensor made, const at::Tensor& given) { return at::neg_out(made, given); });
+  EXPECT_NE(out.find("aten::neg.out: what it makes"), std::string::npos) << out;
+}
+
+TEST_F(Check, AWriteToACopyOfWhatIsStillNeededIsRight) {
+  const auto w = torch::full({4, 8}, 0.5).requires_grad_();
+  retape::Observer observer;
+  at::Tensor loss;
+  {
+    retape::Recompute scope(retape::Policy::full().anchors(false));
+    auto y = w.detach() * 2;
+    loss = (y + w).sin().sum();  // the last to ask for the first version
+    y.mul_(3);
+    loss = loss + (y * w).sum();
+  }
+  loss.backward();
+  EXPECT_GT(observer.values_checked(), 0u);
+  EXPECT_TRUE(observer.findings().empty()) << observer.findings()[0].what;
+}
+
+TEST_F(Check, WhatAnOpLeavesUnwrittenIsNotCompared) {
+  // In evaluation rrelu does not write its noise, whatever its schema says.
+  const auto w = torch::full({4, 8}, -0.5).requires_grad_();
+  retape::Observer observer;
+  at::Tensor loss;
+  {
+    retape::Recompute scope(retape::Policy::full().anchors(false));
+    auto noise = torch::empty({4, 8});
+    std::fill_n(noise.data_ptr<float>(), 32, 0.25f);
+    loss = at::rrelu_with_noise(w * 2, noise, 0.1, 0.4, /*training=*/false).sum();
+  }
+  loss.backward();
+  EXPECT_GT(observer.values_checked(), 0u);
+  EXPECT_TRUE(observer.findings().empty()) << observer.findings()[0].what;
+}
+
+// ---- reads ------------------------------------------------------------------------------------
+
+// Asks twice for what it saved, and in between writes to it past the dispatcher.
+struct AsksTwice : torch::autograd::Function<AsksTwice> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& between) {
+    ctx->save_for_backward({x});
+    ctx->saved_data["between"] = between;
+    return x.clone();
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* ctx, torch::autograd::tensor_list grads) {
+    const auto between = ctx->saved_data["between"].toTensor();
+    const auto saved = ctx->get_saved_variables()[0];
+    std::copy_n(between.data_ptr<float>(), saved.numel(), saved.data_ptr<float>());
+    ctx->get_saved_variables();
+    return {grads[0] * 2, at::Tensor()};
+  }
+};
+
+TEST_F(Check, AnObserverTellsWhatASecondReadGotInstead) {
+  const auto w = torch::full({4, 8}, 0.5).requires_grad_();
+  const auto kind = [&](const std::function<at::Tensor(retape::Policy)>& between) {
+    retape::Observer observer;
+    const auto policy = retape::Policy::full().anchors(false);
+    at::Tensor loss;
+    {
+      const auto bytes = between(policy);
+      retape::Recompute scope(policy);
+      const auto other = bytes.defined() ? bytes : (w * 5).detach();
+      loss = AsksTwice::apply(w * 3, other).sum();
+    }
+    loss.backward();
+    const auto findings = observer.findings();
+    return findings.size() == 1 ? findings[0].kind : std::to_string(findings.size()) + " findings";
+  };
+  EXPECT_EQ(kind([](const auto&) { return torch::full({4, 8}, 100.0); }), "second unpack");
+  EXPECT_EQ(kind([](const auto&) { return at::Tensor(); }), "swapped");
+  EXPECT_EQ(
+      kind([&](const auto& policy) {
+        retape::Recompute earlier(policy);
+        return (w * 7).detach();
+      }),
+      "stale");
+}
+
+// ---- faults -----------------------------------------------------------------------------------
+
 TEST_F(Check, WithCopiesADifferenceIsCountedInUlps) {
   if (retape::detail::faults().empty()) {
     GTEST_SKIP() << "this build has no faults to inject";

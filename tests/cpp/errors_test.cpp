@@ -1,6 +1,10 @@
 // Bad input gets a clear error, and nothing is lost.
 #include "support.h"
 
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/library.h>
+
 #include <thread>
 
 namespace retape::testing {
@@ -19,6 +23,24 @@ std::string text_of(const std::function<void()>& call) {
 
 void expect_has(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+void expect_has_not(const std::string& text, const std::string& part) {
+  EXPECT_EQ(text.find(part), std::string::npos) << text;
+}
+
+// One more row each time that it runs, which its tag says it does not do.
+Tensor grows(const Tensor& x) {
+  static int64_t rows = 0;
+  return x.repeat({++rows, 1});
+}
+
+TORCH_LIBRARY(retape_errors_test, m) {
+  m.def("grows(Tensor x) -> Tensor", {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(retape_errors_test, CPU, m) {
+  m.impl("grows", &grows);
 }
 
 TEST(Errors, UnknownPolicyNameListsTheKnownOnes) {
@@ -79,6 +101,95 @@ TEST(Errors, WeightThatSteppedBeforeBackwardRaises) {
     w.add_(1);
   }
   expect_has(text_of<c10::Error>([&] { loss.backward(); }), "modified by an inplace operation");
+}
+
+TEST(Errors, OnlyAScopeThatHasANameIsCalledByIt) {
+  const auto closed_twice = [](const std::string& name) {
+    Recompute scope(drop_all(), name);
+    scope.close();
+    return text_of<UsageError>([&] { scope.close(); });
+  };
+  EXPECT_EQ(closed_twice(""), "[Recompute::close] the scope is closed already. Fix: close it once, or let it go out of scope.");
+  expect_has(closed_twice("block"), "[Recompute::close] region \"block\": the scope is closed already.");
+}
+
+TEST(Errors, TheHintOfAutogradIsGivenUntilItIsFollowed) {
+  const auto text = [](bool anomaly) {
+    torch::autograd::DetectAnomalyGuard guard(/*check_nan=*/false);
+    torch::autograd::AnomalyMode::set_enabled(anomaly, false);
+    const auto x = leaf({3});
+    Tensor h, loss;
+    {
+      Recompute scope(drop_all());
+      h = x * 2;
+      loss = h.sin().sum();
+    }
+    h.mul_(3);
+    return text_of<c10::Error>([&] { loss.backward(); });
+  };
+  const std::string hint = "Hint: enable anomaly detection";
+  expect_has(text(false), hint);
+  expect_has_not(text(true), hint);
+}
+
+// A loss whose backward replays from a tensor of 24 bytes that autograd did not save.
+struct FromGiven {
+  Tensor x = leaf({2, 3});
+  Tensor given = torch::ones({2, 3});
+  Tensor loss;
+
+  FromGiven() {
+    Recompute scope(drop_all(), "block");
+    loss = (x + given).sin().sum();
+  }
+};
+
+TEST(Errors, WhatReplayStartsFromAndWasChangedIsDescribed) {
+  FromGiven step;
+  step.given.add_(1);
+  EXPECT_EQ(
+      text_of<ReplayMismatch>([&] { step.loss.backward(); }),
+      "[recompute] region \"block\": a tensor of 24 bytes that backward replays from has been modified by an inplace "
+      "operation: expected version 0, got 1. Fix: run backward before changing it, or change it inside the scope, "
+      "where the tape sees it and keeps a copy.");
+}
+
+TEST(Errors, WhatReplayStartsFromAndWasResizedIsDescribed) {
+  FromGiven step;
+  step.given.resize_({20, 3});
+  expect_has(
+      text_of<ReplayMismatch>([&] { step.loss.backward(); }),
+      "region \"block\": a tensor of 24 bytes that backward replays from was resized: expected 24 bytes, got 240. Fix: ");
+}
+
+TEST(Errors, AnOpThatMakesAnotherSizeInReplayIsNamed) {
+  const auto x = leaf({1, 3});
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("retape_errors_test::grows", "")
+                      .typed<Tensor(const Tensor&)>();
+  Tensor loss;
+  {
+    Recompute scope(drop_all(), "block");
+    loss = (op.call(x.detach() * 2) * x).sum();
+  }
+  EXPECT_EQ(
+      text_of<ReplayMismatch>([&] { loss.backward(); }),
+      "[recompute] region \"block\": retape_errors_test::grows replayed a result of another size: expected 12 bytes, "
+      "got 24. Fix: keep it: Policy::keep_ops({\"retape_errors_test::grows\"}).");
+}
+
+TEST(Errors, CompiledAutogradIsRefused) {
+  const auto x = leaf({3});
+  Tensor y;
+  {
+    Recompute scope(drop_all());
+    y = (x * 2).sin();
+  }
+  const auto* node = dynamic_cast<torch::autograd::generated::SinBackward0*>(y.grad_fn().get());
+  ASSERT_NE(node, nullptr);
+  const auto text = text_of<UsageError>([&] { node->self_.retrieve_unpack_hook_data(); });
+  expect_has(text, "compiled autograd traces backward");
+  expect_has(text, "Fix: ");
 }
 
 TEST(Errors, ScopesAreClosedFromTheInside) {

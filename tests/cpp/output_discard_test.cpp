@@ -285,6 +285,66 @@ TEST(OutputDiscard, ReductionAndLinearThatReadItAfterDiscard) {
   }, kH);
 }
 
+TEST(OutputDiscard, CompositeOpThatReadsItAfterDiscard) {
+  expect_same_as_plain([](Block& b) {
+    auto ckpt = b.make();
+    const auto h = ckpt.checkpoint([&](const Tensor& t) { return b.inner(t); }, b.x);
+    const auto z = b.consumer(h);
+    ckpt.discard(z);
+    const auto again = b.consumer(h);
+    loss(z + again.sin()).backward();
+    return std::vector<Tensor>{again, b.x.grad(), b.up.grad(), b.down.grad()};
+  }, kH);
+}
+
+TEST(OutputDiscard, ReplayOfAScopeThatItWasGivenTo) {
+  expect_same_as_plain([](Block& b) {
+    auto ckpt = b.make();
+    Tensor z, branch;
+    {
+      const auto h = ckpt.checkpoint([&](const Tensor& t) { return b.inner(t); }, b.x);
+      Recompute scope(drop_all());
+      branch = (h * 2).sin().sum();  // replayed from h
+      scope.close();
+      z = b.consumer(h);
+    }
+    ckpt.discard(z);
+    branch.backward({}, /*retain_graph=*/true);
+    loss(z).backward();
+    return b.grads();
+  }, kH);
+}
+
+TEST(OutputDiscard, WriteAfterItIsBackIsNotWhatRecipesRead) {
+  expect_same_as_plain([](Block& b) {
+    Recompute scope(drop_all());
+    auto ckpt = b.make();
+    auto h = ckpt.checkpoint([&](const Tensor& t) { return b.inner(t); }, b.x);
+    const auto y = (h * 2).sin();  // replayed from h, which autograd did not save
+    const auto z = h + 1;
+    ckpt.discard(z);
+    const auto total = h.sum();  // brings it back
+    h.mul_(3);
+    scope.close();
+    (y.sum() + loss(z) + total + h.sum()).backward();
+    return std::vector<Tensor>{total, b.x.grad(), b.up.grad(), b.bias.grad()};
+  }, kH);
+}
+
+TEST(OutputDiscard, ViewInPlaceLeavesItDiscarded) {
+  Block b{true};
+  auto ckpt = b.make();
+  MemoryMeter meter;
+  auto h = ckpt.checkpoint([&](const Tensor& t) { return b.inner(t); }, b.x);
+  const auto z = b.consumer(h);
+  ckpt.discard(z);
+  EXPECT_EQ(b.freed, kH);
+  const auto held = meter.current();
+  h.unsqueeze_(0);
+  EXPECT_EQ(meter.current(), held);
+  EXPECT_EQ(h.sizes(), (std::vector<int64_t>{1, 2, 3, kHidden}));
+}
+
 TEST(OutputDiscard, ConsumerOutsideTheHook) {
   expect_same_as_plain([](Block& b) {
     auto ckpt = b.make();

@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 
 namespace retape::testing {
@@ -28,11 +29,22 @@ TEST(Record, MultiOutputOps) {
       {leaf({4, 9})});
 }
 
+TEST(Record, AResultThatIsAskedForFirstIsNotTheFirstResult) {
+  expect_same(
+      [](const auto& x) {
+        const auto [y, mean, rstd] = torch::native_layer_norm(x[0] * 2, {9}, {}, {}, 1e-5);
+        return (y * x[1]).sum();  // saves nothing of y; its own backward wants the other two
+      },
+      {leaf({4, 9}), leaf({4, 9}, 8).detach()});
+}
+
 TEST(Record, ListAndOptionalListArguments) {
   expect_same(
       [](const auto& x) {
-        const auto joined = torch::cat({x[0] * 2, x[0].sin(), x[1] * 3}).exp();
+        auto joined = torch::cat({x[0] * 2, x[0].sin(), x[1] * 3}).exp();
         const auto rows = torch::tensor({2, 0, 1, 1});
+        const c10::List<std::optional<Tensor>> places({rows, std::optional<Tensor>()});
+        joined = torch::index_put(joined, places, x[1].sum()).sin();
         return torch::stack({joined.index({rows}).sin(), joined.index({rows, torch::indexing::Slice()}).cos()})
             .square()
             .sum();
@@ -166,6 +178,40 @@ TEST(Record, DropoutFromTheDefaultGenerator) {
         return torch::dropout(y.exp(), 0.3, true).square().sum();
       },
       {leaf({16, 16})});
+}
+
+TEST(Record, DropoutThatTakesNoGenerator) {
+  for (const auto train : {std::optional<bool>(true), std::optional<bool>()}) {
+    expect_same(
+        [&](const auto& x) {
+          const auto [y, mask] = at::native_dropout(x[0] * 2, 0.5, train);
+          return (y.sin() * torch::rand({16, 16})).sum();
+        },
+        {leaf({16, 16})});
+  }
+}
+
+TEST(Record, NumbersThatBecameTensorsPromoteAsNumbers) {
+  // An integer times a number is a float, times a tensor of that number a double.
+  expect_same(
+      [](const auto& x) {
+        const auto y = at::mul(x[1], at::native::wrapped_scalar_tensor(2.5));
+        EXPECT_EQ(y.scalar_type(), torch::kFloat);
+        return (x[0] * y).sin().sum();
+      },
+      {leaf({4, 4}), torch::arange(16).view({4, 4})});
+}
+
+TEST(Record, AnOpWithManyInputs) {
+  expect_same(
+      [](const auto& x) {
+        std::vector<Tensor> parts;
+        for (int i = 0; i < 40; ++i) {
+          parts.push_back(x[0] * i);
+        }
+        return torch::cat(parts).sin().sum();
+      },
+      {leaf({3, 4})});
 }
 
 TEST(Record, NoiseFromAPrivateGenerator) {
