@@ -50,7 +50,8 @@ using Tensors = std::vector<at::Tensor>;
 
 class RETAPE_API Rows {
  public:
-  // `slices`: at least 1. There are fewer if there are fewer rows.
+  // `slices`: at least 1. There are fewer if there are fewer rows, and more where a captured tensor is the
+  // same for some rows only (a scale for each sequence): then no slice goes beyond those.
   explicit Rows(int64_t slices, bool strict = false);
 
   int64_t slices() const { return slices_; }

@@ -47,8 +47,8 @@ Tensor leaf_of(const Tensor& tensor, bool wants_gradient) {
 struct RowGradient {
   size_t given;
   int lead;
-  Tensor tensor;          // undefined until there is something to write
-  bool reuses = false;    // the memory of a gradient that came in
+  Tensor tensor;         // undefined until there is something to write
+  bool reuses = false;   // the memory of a gradient that came in
   bool written = false;
 };
 
