@@ -54,7 +54,7 @@ struct RowGradient {
 
 class Backward {
  public:
-  Backward(Pass& pass, uint64_t& ops) : pass_(pass), plan_(pass.plan), ops_(ops), tensors_(plan_.tensors) {}
+  Backward(SlicedPass& pass, uint64_t& ops) : pass_(pass), plan_(pass.plan), ops_(ops), tensors_(plan_.tensors) {}
 
   variable_list run();
 
@@ -74,7 +74,7 @@ class Backward {
   void write_rows(RowGradient& to, const Slice& slice, const Tensor& gradient);
   variable_list collect();
 
-  Pass& pass_;
+  SlicedPass& pass_;
   const Plan& plan_;
   uint64_t& ops_;
   std::vector<Tensor> tensors_;  // by number; rows of a slice among them
@@ -404,7 +404,7 @@ variable_list Backward::run() {
 
 }  // namespace
 
-variable_list backward_in_slices(Pass pass, uint64_t& ops) {
+variable_list backward_in_slices(SlicedPass pass, uint64_t& ops) {
   return Backward(pass, ops).run();
 }
 

@@ -7,7 +7,7 @@
 
 namespace retape::detail {
 
-struct Pass {
+struct SlicedPass {
   const Plan& plan;
   int64_t slices;
   std::vector<at::Tensor> given;   // in the plan's order
@@ -16,6 +16,6 @@ struct Pass {
 };
 
 // Gradients of what was given. Counts the ops that it ran.
-torch::autograd::variable_list backward_in_slices(Pass pass, uint64_t& ops);
+torch::autograd::variable_list backward_in_slices(SlicedPass pass, uint64_t& ops);
 
 }  // namespace retape::detail

@@ -34,7 +34,7 @@ class RowsBackward final : public torch::autograd::Node {
           "[checkpoint] " + where(call_.region.get()) +
           "create_graph=True: a backward in slices of rows has no graph of its own. Fix: leave out rows."));
     }
-    Pass pass{call_.plan, call_.slices, {}, {}, std::move(grads)};
+    SlicedPass pass{call_.plan, call_.slices, {}, {}, std::move(grads)};
     for (size_t i = 0; i < saved_.size(); ++i) {
       auto tensor = numbers_[i].defined() ? numbers_[i] : saved_[i].unpack();
       pass.wanted.push_back(task_should_compute_output(i));
