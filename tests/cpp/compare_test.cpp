@@ -44,6 +44,13 @@ TEST(Compare, CountsElementsAndNamesTheFirst) {
   EXPECT_EQ(found.recomputed, "1.5");
 }
 
+TEST(Compare, NestedTensorsAndOtherDevicesAreNamed) {
+  const auto dense = torch::ones({2});
+  const auto nested = at::_nested_tensor_from_tensor_list({torch::ones({2}), torch::ones({3})});
+  EXPECT_EQ(difference_of(nested, dense).plain, "float32 nested");
+  EXPECT_EQ(difference_of(dense, dense.to(torch::kMeta)).recomputed, "float32 [2] on meta");
+}
+
 TEST(Compare, TheIndexOfANumberIsEmpty) {
   EXPECT_EQ(difference_of(torch::tensor(1.0f), torch::tensor(2.0f)).first, "[]");
 }
