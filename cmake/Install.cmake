@@ -1,7 +1,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(config_dir lib/cmake/Retape)
-install(TARGETS retape EXPORT RetapeTargets LIBRARY DESTINATION lib)
+install(TARGETS retape retape_dist EXPORT RetapeTargets LIBRARY DESTINATION lib)
 install(DIRECTORY include/retape DESTINATION include)
 install(EXPORT RetapeTargets NAMESPACE Retape:: DESTINATION ${config_dir})
 configure_package_config_file(cmake/RetapeConfig.cmake.in RetapeConfig.cmake

@@ -2,7 +2,8 @@
 # Installs the Debian packages that are missing; asks for nothing where all are there.
 set -euo pipefail
 
-packages=(g++ cmake ninja-build ccache libboost-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev)
+packages=(g++ cmake ninja-build ccache libboost-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libgloo-dev)
 command -v python3 >/dev/null || packages+=(python3)
 python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 python3 -c 'import os, sysconfig; exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \

@@ -1,0 +1,33 @@
+# Sums over ranks (retape::dist). Gloo's headers are for one source file, and its library is never linked:
+# the one that runs is inside libtorch.
+find_path(GLOO_INCLUDE_DIR gloo/context.h)
+if(NOT GLOO_INCLUDE_DIR)
+  message(FATAL_ERROR "Gloo's headers are missing. Fix: apt-get install libgloo-dev (headers only; it is not linked).")
+endif()
+add_library(retape_dist SHARED
+  src/dist/agreement.cpp
+  src/dist/bucket.cpp
+  src/dist/clip.cpp
+  src/dist/contribution.cpp
+  src/dist/count.cpp
+  src/dist/edge.cpp
+  src/dist/gloo.cpp
+  src/dist/group.cpp
+  src/dist/group_impl.cpp
+  src/dist/reducer.cpp
+  src/dist/run_ranks.cpp
+  src/dist/store.cpp
+  src/dist/summand.cpp
+  src/dist/topology.cpp
+  src/dist/world.cpp
+)
+add_library(Retape::dist ALIAS retape_dist)
+set_target_properties(retape_dist PROPERTIES EXPORT_NAME dist INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
+target_include_directories(retape_dist PRIVATE src)
+target_include_directories(retape_dist SYSTEM PRIVATE ${GLOO_INCLUDE_DIR})
+set_source_files_properties(src/dist/gloo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+target_link_libraries(retape_dist PUBLIC retape)
+target_compile_options(retape_dist PRIVATE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror)
+# GCC 12 sees overflows inside std::string where a literal and a string are added.
+target_compile_options(retape_dist PRIVATE -Wno-stringop-overflow -Wno-restrict -Wno-array-bounds)
+target_precompile_headers(retape_dist PRIVATE <torch/csrc/distributed/c10d/ProcessGroup.hpp>)

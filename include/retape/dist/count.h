@@ -1,0 +1,44 @@
+// GlobalCount: how many there are on all ranks together; the only denominator.
+//
+//   const auto tokens = count_global("tokens", mask.sum().item<int64_t>(), group);
+//   normalize(losses.sum(), tokens).value().backward();     // Partial: gradients sum to the mean's
+//
+// A mean over a rank's own tokens, averaged over ranks, is not the mean over all tokens unless every
+// rank has as many. So there is no way to make a GlobalCount but to count globally.
+#pragma once
+
+#include <retape/dist/group.h>
+#include <retape/dist/summand.h>
+
+#include <cstdint>
+#include <string>
+
+namespace retape::dist {
+
+class RETAPE_API GlobalCount {
+ public:
+  int64_t value() const { return value_; }
+
+ private:
+  friend RETAPE_API GlobalCount count_global(const std::string& name, int64_t local, const Group& group);
+  explicit GlobalCount(int64_t value) : value_(value) {}
+  int64_t value_;
+};
+
+// One sum over the group. UsageError, on all ranks: a count below zero, or none anywhere.
+RETAPE_API GlobalCount count_global(const std::string& name, int64_t local, const Group& group);
+
+// sum / count: this rank's part of the mean over all.
+RETAPE_API Partial<at::Tensor> normalize(const at::Tensor& sum, GlobalCount count);
+
+// The sum over the group, with the gradient of the local part: for functions of a global sum, each
+// rank's backward gives its Partial.
+//
+//   auto total = global_residual("usage", usage, group);
+//   loss = (total * log2(1 + total)).sum();
+//
+// torch.distributed.nn.functional.all_reduce has the same value, and multiplies the gradient of a loss
+// that every rank computes by the number of ranks.
+RETAPE_API at::Tensor global_residual(const std::string& name, const at::Tensor& local, const Group& group);
+
+}  // namespace retape::dist

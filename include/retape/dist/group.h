@@ -1,0 +1,137 @@
+// Group: ranks that communicate, and agree on what before any data moves.
+//
+//   Group group = world.group("block0", {4, 5});
+//   group.sum("weight", gradient);             // in place; on every rank the same bits afterwards
+//
+// Gloo sums what it is given: two tensors in another order, SUM on one rank and MAX on another, float32
+// against int32, a call that one rank skipped. All of these it adds up without a word, or ends the
+// process. So every call here has a fingerprint (sequence number, operation, name, dtype, shape), which
+// the ranks compare through the group's store first:
+//
+//   ranks differ        CollectiveError on every rank, naming the odd rank and both calls; at once
+//   a rank is missing   CollectiveError on the others within the timeout, naming it
+//   a rank dies in it   CollectiveError on the others, naming it
+//
+// After a CollectiveError the tensors that were given are as they were, on every rank, and the group is
+// broken: each later call raises the same error at once. Make a new group, or end the process.
+//
+// Calls run in order, one at a time, on a thread of the group's own: `sum_async` returns at once.
+// Copies are the same group. Threads: any, but ranks must call in the same order.
+// Cost of agreement: three round trips to the store, whatever the number of ranks.
+#pragma once
+
+#include <retape/api.h>
+#include <retape/dist/topology.h>
+#include <retape/error.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace retape {
+
+// Ranks did not do the same, or one of them is gone. What the call was given is as it was.
+class RETAPE_API CollectiveError : public Error {
+ public:
+  CollectiveError(std::string text, std::vector<int> ranks);
+  ~CollectiveError() override;
+  const std::vector<int>& ranks() const { return ranks_; }  // to blame; global numbers
+
+ private:
+  std::vector<int> ranks_;
+};
+
+namespace dist {
+
+namespace detail {
+class GroupImpl;
+class Job;
+}  // namespace detail
+
+struct GroupOptions {
+  std::chrono::milliseconds timeout{std::chrono::minutes(5)};
+  // The rank whose process hosts the store; none: a launcher does (torchrun, run_ranks). Named when the
+  // store is gone.
+  std::optional<int> store_host;
+};
+
+// A call under way.
+class RETAPE_API Pending {
+ public:
+  Pending() = default;  // nothing to wait for
+  void wait();          // until it is done; CollectiveError. A second time does nothing
+
+ private:
+  friend class detail::GroupImpl;
+  Pending(std::shared_ptr<detail::GroupImpl> group, std::shared_ptr<detail::Job> job)
+      : group_(std::move(group)), job_(std::move(job)) {}
+  std::shared_ptr<detail::GroupImpl> group_;
+  std::shared_ptr<detail::Job> job_;
+};
+
+// Rows of a tensor from one member of a group to another, by their index.
+struct Message {
+  int from;
+  int to;
+  at::Tensor rows;  // contiguous; given on `from`, written on `to`
+};
+
+class RETAPE_API Group {
+ public:
+  // `ranks` in the order of their index in the process group. It must have a store (groups made by
+  // torch.distributed do). Every member makes its own, in the same order.
+  Group(
+      std::string name,
+      std::vector<int> ranks,
+      c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+      GroupOptions options = {});
+
+  // This process alone: every call is done at once.
+  static Group alone(std::string name, int rank = 0);
+
+  const std::string& name() const;
+  const std::vector<int>& ranks() const;
+  int size() const;
+  int index() const;  // of this process
+  int rank() const;   // the same, among all
+  bool leads() const { return index() == 0; }
+  std::chrono::milliseconds timeout() const;
+
+  // In place.
+  void sum(const std::string& name, const at::Tensor& tensor) const;
+  Pending sum_async(const std::string& name, const at::Tensor& tensor) const;
+  void broadcast(const std::string& name, const at::Tensor& tensor, int from = 0) const;
+
+  // One per member, in order; shapes and dtypes are the same.
+  std::vector<at::Tensor> gather(const std::string& name, const at::Tensor& tensor) const;
+
+  // Messages between members, at most one for each pair and direction. Each member gives those that it
+  // sends or receives; `what` describes the whole call, and is the same on all.
+  void exchange(const std::string& name, const std::string& what, const std::vector<Message>& mine) const;
+
+  // Returns when all have called it.
+  void barrier(const std::string& name) const;
+
+  // Raises on every member where `text` is not the same on all. `complaint`: what this rank has against
+  // going on; if any has one, all raise, with all of them.
+  void agree(const std::string& name, const std::string& text, const std::string& complaint = "") const;
+  void agree(const Topology& topology) const { agree("topology", topology.text()); }
+
+ private:
+  friend class detail::GroupImpl;
+  explicit Group(std::shared_ptr<detail::GroupImpl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<detail::GroupImpl> impl_;
+};
+
+}  // namespace dist
+
+}  // namespace retape

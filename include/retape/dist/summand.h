@@ -1,0 +1,85 @@
+// Partial and Replicated: what a number is, seen from a group of ranks.
+//
+//   Partial<T>     the sum over the ranks of the group is the answer
+//   Replicated<T>  every rank of the group has the answer
+//
+// The type decides what may happen to it, never a factor. A Partial goes into a sum. A Replicated does
+// not: summed over n ranks it would count n times. It is contributed by one rank:
+//
+//   reducer.add("weight", retape::dist::Partial(weight.grad()));
+//   reducer.add("norm", retape::dist::Replicated(penalty));          // does not compile
+//   reducer.add("norm", retape::dist::contribute_once("norm", retape::dist::Replicated(penalty), group));
+//
+// Both can be scaled and added to their like. Adding one to the other does not compile.
+#pragma once
+
+#include <retape/api.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+
+namespace retape::dist {
+
+class Group;
+
+template <typename T>
+class Partial {
+ public:
+  explicit Partial(T value) : value_(std::move(value)) {}
+  const T& value() const { return value_; }
+
+ private:
+  T value_;
+};
+
+template <typename T>
+class Replicated {
+ public:
+  explicit Replicated(T value) : value_(std::move(value)) {}
+  const T& value() const { return value_; }
+
+ private:
+  T value_;
+};
+
+namespace detail {
+template <typename>
+inline constexpr bool kNever = false;
+}  // namespace detail
+
+template <typename T>
+Partial<T> operator+(const Partial<T>& a, const Partial<T>& b) {
+  return Partial<T>(a.value() + b.value());
+}
+template <typename T>
+Replicated<T> operator+(const Replicated<T>& a, const Replicated<T>& b) {
+  return Replicated<T>(a.value() + b.value());
+}
+template <typename T>
+Partial<T> operator*(const Partial<T>& a, double factor) {
+  return Partial<T>(a.value() * factor);
+}
+template <typename T>
+Replicated<T> operator*(const Replicated<T>& a, double factor) {
+  return Replicated<T>(a.value() * factor);
+}
+template <typename T>
+Partial<T> operator+(const Partial<T>&, const Replicated<T>&) {
+  static_assert(
+      detail::kNever<T>,
+      "A Replicated value added to a Partial one would be counted once per rank. "
+      "Fix: retape::dist::contribute_once(name, replicated, group).");
+}
+template <typename T>
+Partial<T> operator+(const Replicated<T>& a, const Partial<T>& b) {
+  return b + a;
+}
+
+// The value on the rank whose index in the group is `owner`, zeros on the others, which so take part in
+// the same sum. `name` is what reports call it.
+RETAPE_API Partial<at::Tensor> contribute_once(
+    const std::string& name, const Replicated<at::Tensor>& value, const Group& group, int owner = 0);
+
+}  // namespace retape::dist

@@ -1,0 +1,66 @@
+// Agreement: the ranks of a group compare what they are about to do, through its store.
+//
+// For call number s, each rank adds 1 to the counter of its own fingerprint (a hash of the text), then
+// to the counter of all. Whoever comes last sees both: all the same, and it opens the gate; else it sets
+// the gate to "bad", and everybody writes his text down and reads those of the others. Texts travel only
+// then, so an agreed call costs three round trips for any number of ranks.
+//
+// A rank that does not come is known by its mark: each rank writes the number of the call that it has
+// come to under its own key.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace retape::dist::detail {
+
+using Milliseconds = std::chrono::milliseconds;
+
+// What a rank is about to do. `complaint`: why it would rather not.
+struct Call {
+  std::string text;
+  std::string complaint;
+};
+
+class Agreement {
+ public:
+  // `store` is this agreement's own connection: a rank that waits keeps it busy.
+  Agreement(
+      c10::intrusive_ptr<c10d::Store> store, std::string group, std::vector<int> ranks, int index, Milliseconds timeout);
+
+  // Returns when all ranks have come with the same text and no complaint. CollectiveError.
+  void reach(const Call& call);
+
+  // After an error in the call that was agreed on: who of the others is still there to answer. Each
+  // that failed asks; one that does not within `patience` is missing.
+  std::vector<int> missing(Milliseconds patience);
+
+  uint64_t sequence() const { return sequence_; }
+
+ private:
+  std::string key(const std::string& what) const;
+  std::string open_gate(const Call& call);
+  [[noreturn]] void explain_absence(const Call& call);
+  [[noreturn]] void explain_difference(const Call& call);
+  bool has_come(const std::string& mark, int index);
+  void forget(uint64_t sequence);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string group_;
+  std::string prefix_;  // of all keys
+  std::vector<int> ranks_;
+  int index_;
+  Milliseconds timeout_;
+  uint64_t sequence_ = 0;       // of the call under way; the first is 1
+  std::string last_counter_;    // of the fingerprint of the call before
+};
+
+// "rank 2", "ranks 0, 1 and 4".
+std::string ranks_text(const std::vector<int>& ranks);
+
+}  // namespace retape::dist::detail

@@ -1,0 +1,30 @@
+// Gloo's headers come from the system and are older than the Gloo inside libtorch. That is sound as long
+// as nothing here derives from its classes, makes one of them or calls into them: they are only names
+// in the declarations of c10d. Never link the system's libgloo: there would be two.
+#include "dist/gloo.h"
+
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO
+#endif
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace retape::dist::detail {
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_gloo(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::string& host,
+    int rank,
+    int size,
+    std::chrono::milliseconds timeout) {
+  using c10d::ProcessGroupGloo;
+  const auto options = ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(host));
+  options->threads = 2;
+  auto backend = c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+  return group;
+}
+
+}  // namespace retape::dist::detail

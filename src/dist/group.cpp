@@ -1,0 +1,217 @@
+#include <retape/dist/group.h>
+
+#include "dist/group_impl.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+namespace retape {
+
+CollectiveError::CollectiveError(std::string text, std::vector<int> ranks)
+    : Error(std::move(text)), ranks_(std::move(ranks)) {}
+CollectiveError::~CollectiveError() = default;
+
+namespace dist {
+
+using detail::GroupImpl;
+using detail::Job;
+
+namespace {
+
+std::string in_quotes(const std::string& name) {
+  return "\"" + name + "\"";
+}
+
+void check_dense(const char* function, const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) {
+    throw UsageError(
+        "[" + std::string(function) + "] " + in_quotes(name) +
+        (tensor.defined() ? " is sparse. Fix: to_dense()." : " is undefined."));
+  }
+}
+
+void check_member(const Group& group, const char* function, int index) {
+  if (index < 0 || index >= group.size()) {
+    throw UsageError(
+        "[" + std::string(function) + "] no index " + std::to_string(index) + " in group " + in_quotes(group.name()) +
+        " of " + std::to_string(group.size()) + ".");
+  }
+}
+
+}  // namespace
+
+void Pending::wait() {
+  if (job_) {
+    const auto job = std::exchange(job_, nullptr);
+    std::exchange(group_, nullptr)->wait(*job);
+  }
+}
+
+Group::Group(
+    std::string name,
+    std::vector<int> ranks,
+    c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+    GroupOptions options) {
+  if (!process_group || static_cast<int>(ranks.size()) != process_group->getSize()) {
+    throw UsageError(
+        "[Group] " + in_quotes(name) + ": " + std::to_string(ranks.size()) + " ranks for a process group of " +
+        std::to_string(process_group ? process_group->getSize() : 0) + ".");
+  }
+  const int index = process_group->getRank();
+  impl_ = std::make_shared<GroupImpl>(std::move(name), std::move(ranks), index, options);
+  if (impl_->ranks.size() > 1) {
+    impl_->connect(std::move(process_group));
+  }
+}
+
+Group Group::alone(std::string name, int rank) {
+  return Group(std::make_shared<GroupImpl>(std::move(name), std::vector<int>{rank}, 0, GroupOptions{}));
+}
+
+const std::string& Group::name() const {
+  return impl_->name;
+}
+const std::vector<int>& Group::ranks() const {
+  return impl_->ranks;
+}
+int Group::size() const {
+  return static_cast<int>(impl_->ranks.size());
+}
+int Group::index() const {
+  return impl_->index;
+}
+int Group::rank() const {
+  return impl_->ranks[impl_->index];
+}
+std::chrono::milliseconds Group::timeout() const {
+  return impl_->options.timeout;
+}
+
+void Group::sum(const std::string& name, const at::Tensor& tensor) const {
+  sum_async(name, tensor).wait();
+}
+
+Pending Group::sum_async(const std::string& name, const at::Tensor& tensor) const {
+  check_dense("sum", name, tensor);
+  return detail::sum_of(
+      *this,
+      {"sum " + in_quotes(name) + " " + detail::shape_of(tensor), ""},
+      tensor,
+      [tensor] { return tensor.detach().clone(at::MemoryFormat::Contiguous); },
+      [tensor](const at::Tensor& total) {
+        const at::NoGradGuard no_grad;
+        tensor.copy_(total);
+      });
+}
+
+void Group::broadcast(const std::string& name, const at::Tensor& tensor, int from) const {
+  check_dense("broadcast", name, tensor);
+  check_member(*this, "broadcast", from);
+  auto job = std::make_shared<Job>();
+  job->call.text =
+      "broadcast " + in_quotes(name) + " " + detail::shape_of(tensor) + " from " + std::to_string(ranks()[from]);
+  const auto copy = std::make_shared<at::Tensor>();
+  job->move = [=, timeout = timeout()](c10d::ProcessGroup* process_group) {
+    *copy = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    if (process_group) {
+      c10d::BroadcastOptions options;
+      options.rootRank = from;
+      options.timeout = timeout;
+      std::vector<at::Tensor> tensors{copy->is_complex() ? at::view_as_real(*copy) : *copy};
+      process_group->getBackend(copy->device().type())->broadcast(tensors, options)->wait();
+    }
+  };
+  if (index() != from) {
+    job->finish = [=] {
+      const at::NoGradGuard no_grad;
+      tensor.copy_(*copy);
+    };
+  }
+  detail::start(*this, std::move(job)).wait();
+}
+
+std::vector<at::Tensor> Group::gather(const std::string& name, const at::Tensor& tensor) const {
+  check_dense("gather", name, tensor);
+  auto job = std::make_shared<Job>();
+  job->call.text = "gather " + in_quotes(name) + " " + detail::shape_of(tensor);
+  const auto all = std::make_shared<std::vector<at::Tensor>>();
+  job->move = [=, size = size(), timeout = timeout()](c10d::ProcessGroup* process_group) {
+    auto own = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    if (!process_group) {
+      all->push_back(std::move(own));
+      return;
+    }
+    for (int i = 0; i < size; ++i) {
+      all->push_back(at::empty_like(own));
+    }
+    c10d::AllgatherOptions options;
+    options.timeout = timeout;
+    std::vector<std::vector<at::Tensor>> outputs{*all};
+    std::vector<at::Tensor> inputs{own};
+    process_group->getBackend(own.device().type())->allgather(outputs, inputs, options)->wait();
+  };
+  detail::start(*this, std::move(job)).wait();
+  return std::move(*all);
+}
+
+void Group::exchange(const std::string& name, const std::string& what, const std::vector<Message>& mine) const {
+  for (const auto& message : mine) {
+    check_member(*this, "exchange", message.from);
+    check_member(*this, "exchange", message.to);
+    if (message.from == message.to) {
+      throw UsageError("[exchange] " + in_quotes(name) + ": a message to oneself.");
+    }
+  }
+  auto job = std::make_shared<Job>();
+  job->call.text = "exchange " + in_quotes(name) + " " + what;
+  // Received into copies: what came in part is not seen.
+  const auto received = std::make_shared<std::vector<std::pair<at::Tensor, at::Tensor>>>();
+  job->move = [=, index = index(), timeout = timeout()](c10d::ProcessGroup* process_group) {
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    std::vector<at::Tensor> sent;
+    for (const auto& message : mine) {
+      std::vector<at::Tensor> tensors{at::empty_like(message.rows)};
+      auto backend = process_group->getBackend(message.rows.device().type());
+      if (message.from == index) {
+        tensors[0].copy_(message.rows);
+        works.push_back(backend->send(tensors, message.to, 0));
+        sent.push_back(tensors[0]);
+      } else {
+        works.push_back(backend->recv(tensors, message.from, 0));
+        received->emplace_back(message.rows, tensors[0]);
+      }
+    }
+    for (const auto& work : works) {
+      work->wait(timeout);
+    }
+  };
+  job->finish = [received] {
+    const at::NoGradGuard no_grad;
+    for (const auto& [to, rows] : *received) {
+      to.copy_(rows);
+    }
+  };
+  detail::start(*this, std::move(job)).wait();
+}
+
+void Group::barrier(const std::string& name) const {
+  agree(name, "");
+}
+
+void Group::agree(const std::string& name, const std::string& text, const std::string& complaint) const {
+  if (size() == 1) {
+    if (!complaint.empty()) {
+      throw CollectiveError("[" + this->name() + "] " + detail::ranks_text(ranks()) + ": " + complaint, ranks());
+    }
+    return;
+  }
+  auto job = std::make_shared<Job>();
+  job->call.text = "agree on " + in_quotes(name) + (text.empty() ? "" : ": " + text);
+  job->call.complaint = complaint;
+  detail::start(*this, std::move(job)).wait();
+}
+
+}  // namespace dist
+
+}  // namespace retape

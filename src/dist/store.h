@@ -1,0 +1,25 @@
+// The store of a World.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace retape::dist::detail {
+
+// A socket that listens at `host` and nowhere else: a store of c10d's own making listens everywhere, and
+// asks nobody for a password.
+struct Listener {
+  int fd;
+  uint16_t port;
+};
+Listener listen_at(const std::string& host, uint16_t port = 0);
+
+// Takes the socket over.
+c10::intrusive_ptr<c10d::Store> serve_store(const std::string& host, Listener listener, std::chrono::milliseconds timeout);
+
+c10::intrusive_ptr<c10d::Store> reach_store(const std::string& host, uint16_t port, std::chrono::milliseconds timeout);
+
+}  // namespace retape::dist::detail

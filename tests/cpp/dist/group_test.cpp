@@ -1,0 +1,309 @@
+// What ranks do together, and what happens where they do not do the same.
+#include "ranks.h"
+
+#include <signal.h>
+
+namespace retape::dist {
+namespace {
+
+using testing::error_of;
+using testing::expect_ranks;
+using testing::same_bits;
+using testing::with_timeout;
+
+TEST(Group, SumsInPlace) {
+  expect_ranks(3, [](World& world) {
+    const auto tensor = torch::full({2, 3}, world.rank() + 1.0);
+    world.all().sum("tensor", tensor);
+    RANK_EXPECT(same_bits(tensor, torch::full({2, 3}, 6.0)));
+  });
+}
+
+TEST(Group, SumOfTensorsThatAreNotContiguous) {
+  expect_ranks(2, [](World& world) {
+    const auto whole = torch::arange(12, torch::kFloat).view({3, 4});
+    const auto tensor = whole.t().narrow(0, 1, 2);
+    const auto before = tensor.clone();
+    world.all().sum("tensor", tensor);
+    RANK_EXPECT(same_bits(tensor, before * 2));
+    RANK_EXPECT_EQ(whole[2][3].item<float>(), 11.f);  // not part of it
+  });
+}
+
+TEST(Group, SumIsTheSameBitsOnEveryRank) {
+  expect_ranks(3, [](World& world) {
+    for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf}) {
+      torch::manual_seed(world.rank());
+      const auto tensor = torch::randn({100003}).to(dtype);
+      const auto all = world.all();
+      all.sum("tensor", tensor);
+      const auto copies = all.gather("copies", tensor);
+      RANK_EXPECT(same_bits(copies[0], copies[1]) && same_bits(copies[0], copies[2]));
+    }
+  });
+}
+
+TEST(Group, ComplexTensors) {
+  expect_ranks(2, [](World& world) {
+    const auto tensor = torch::complex(torch::ones({3}), torch::full({3}, world.rank() * 1.0));
+    world.all().sum("tensor", tensor);
+    RANK_EXPECT(tensor.equal(torch::complex(torch::full({3}, 2.0), torch::ones({3}))));
+  });
+}
+
+TEST(Group, SubgroupsHaveTheirOwnIndexAndSum) {
+  expect_ranks(4, [](World& world) {
+    const bool even = world.rank() % 2 == 0;
+    const auto group = world.group(even ? "even" : "odd", even ? std::vector<int>{2, 0} : std::vector<int>{1, 3});
+    RANK_EXPECT_EQ(group.index(), even ? (world.rank() == 2 ? 0 : 1) : world.rank() / 2);
+    RANK_EXPECT_EQ(group.rank(), world.rank());
+    const auto tensor = torch::full({1}, world.rank() * 1.0);
+    group.sum("tensor", tensor);
+    RANK_EXPECT_EQ(tensor.item<double>(), even ? 2.0 : 4.0);
+  });
+}
+
+TEST(Group, BroadcastFromAnyMember) {
+  expect_ranks(3, [](World& world) {
+    const auto tensor = torch::full({2}, world.rank() * 1.0);
+    world.all().broadcast("tensor", tensor, 2);
+    RANK_EXPECT_EQ(tensor[1].item<double>(), 2.0);
+  });
+}
+
+TEST(Group, CallsUnderWayAreMadeInOrder) {
+  expect_ranks(3, [](World& world) {
+    const auto all = world.all();
+    std::vector<at::Tensor> tensors;
+    std::vector<Pending> pending;
+    for (int i = 0; i < 20; ++i) {
+      tensors.push_back(torch::full({1}, i * 1.0));
+      pending.push_back(all.sum_async("tensor " + std::to_string(i), tensors.back()));
+    }
+    for (int i = 19; i >= 0; --i) {  // in any order
+      pending[i].wait();
+      RANK_EXPECT_EQ(tensors[i].item<double>(), i * 3.0);
+    }
+  });
+}
+
+TEST(Group, ManyCallsLeaveNoKeysBehind) {
+  // Keys of finished calls are taken back: the last sum has the same number of them as an early one.
+  expect_ranks(2, [](World& world) {
+    const auto all = world.all();
+    for (int i = 0; i < 300; ++i) {
+      all.barrier("step");
+    }
+  });
+}
+
+TEST(Group, ASecondOneOfTheSameProcessGroupStartsAnew) {
+  expect_ranks(2, [](World& world) {
+    for (int i = 0; i < 3; ++i) {
+      const auto group = world.group("pair " + std::to_string(i), {0, 1});
+      group.barrier("a");
+      group.barrier("b");
+    }
+  });
+}
+
+TEST(Group, AloneEveryCallIsDoneAtOnce) {
+  const auto group = Group::alone("alone", 5);
+  const auto tensor = torch::ones({2});
+  group.sum("tensor", tensor);
+  group.broadcast("tensor", tensor);
+  group.barrier("end");
+  EXPECT_TRUE(same_bits(tensor, torch::ones({2})));
+  EXPECT_TRUE(same_bits(group.gather("tensor", tensor).at(0), tensor));
+  EXPECT_EQ(group.rank(), 5);
+}
+
+// ---- what Gloo would add up without a word -----------------------------------------------------------
+
+// Runs `call` on three ranks, where rank 1 is the odd one. On every rank: an error that names rank 1
+// and has `parts`; the tensor is as it was.
+void expect_odd(const std::function<void(const Group&, bool odd, const at::Tensor&)>& call,
+                const std::vector<std::string>& parts) {
+  expect_ranks(
+      3,
+      [&](World& world) {
+        const auto tensor = torch::full({4}, world.rank() + 1.0, torch::kFloat);
+        const auto before = tensor.clone();
+        const auto text = error_of([&] { call(world.all(), world.rank() == 1, tensor); });
+        RANK_EXPECT_TEXT(text, "rank 1 would");
+        testing::expect_text(text, parts, __LINE__);
+        RANK_EXPECT(same_bits(tensor, before));
+        // Broken from then on: the same error at once.
+        RANK_EXPECT_EQ(error_of([&] { world.all().barrier("later"); }), text);
+      },
+      with_timeout(20000));
+}
+
+TEST(Disagreement, AnotherOrderOfTensorsOfOneShape) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        group.sum(odd ? "b" : "a", tensor);
+        group.sum(odd ? "a" : "b", tensor);
+      },
+      {"sum \"b\" Float[4]", "sum \"a\" Float[4]"});
+}
+
+TEST(Disagreement, AnotherShape) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) { group.sum("a", odd ? tensor.view({2, 2}) : tensor); },
+      {"Float[2,2]", "Float[4]"});
+}
+
+TEST(Disagreement, AnotherDtypeOfTheSameWidth) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) { group.sum("a", odd ? tensor.to(torch::kInt) : tensor); },
+      {"Int[4]", "Float[4]"});
+}
+
+TEST(Disagreement, BFloat16AgainstHalf) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        group.sum("a", tensor.to(odd ? torch::kBFloat16 : torch::kHalf));
+      },
+      {"BFloat16[4]", "Half[4]"});
+}
+
+TEST(Disagreement, AnotherOperation) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        odd ? group.broadcast("a", tensor) : group.sum("a", tensor);
+      },
+      {"broadcast \"a\" Float[4] from 0", "sum \"a\""});
+}
+
+TEST(Disagreement, AnotherSourceOfABroadcast) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) { group.broadcast("a", tensor, odd ? 1 : 0); },
+      {"from 1", "from 0"});
+}
+
+TEST(Disagreement, ACallThatOneRankSkips) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        if (!odd) {
+          group.sum("a", tensor);
+        }
+        group.sum("b", tensor);
+      },
+      {"sum \"b\"", "sum \"a\""});
+}
+
+TEST(Disagreement, AnotherNumberOfBucketsOrOtherBuckets) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        ReducerOptions options;
+        options.bucket_bytes = odd ? 1 : 1 << 20;
+        SumReducer reducer(group, options);
+        reducer.add("first", Partial(tensor.narrow(0, 0, 2)));
+        reducer.add("second", Partial(tensor.narrow(0, 2, 2)));
+        reducer.reduce();
+      },
+      {"sum \"first\" Float[2], \"second\" Float[2]"});
+}
+
+TEST(Disagreement, AComplaintOfOneRankIsRaisedByAll) {
+  expect_ranks(3, [](World& world) {
+    const auto text = error_of([&] { world.all().agree("go", "on", world.rank() == 2 ? "out of data" : ""); });
+    RANK_EXPECT_TEXT(text, "rank 2: out of data");
+    RANK_EXPECT(!testing::contains(text, "rank 1:"));
+  });
+}
+
+// ---- a rank that is gone -----------------------------------------------------------------------------
+
+TEST(Absence, ARankThatEndsIsNamed) {
+  const auto ends = run_ranks(
+      3,
+      [](World& world) {
+        const auto all = world.all();
+        all.barrier("start");
+        if (world.rank() == 1) {
+          ::raise(SIGKILL);
+        }
+        const auto tensor = torch::ones({2});
+        const auto text = error_of([&] { all.sum("a", tensor); });
+        RANK_EXPECT_TEXT(text, "rank 1 did not come within 1500 ms", "sum \"a\"");
+        RANK_EXPECT(same_bits(tensor, torch::ones({2})));
+      },
+      with_timeout(1500));
+  EXPECT_EQ(ends[1].signal, SIGKILL);
+  EXPECT_EQ(ends[0].error + ends[2].error, "");
+}
+
+TEST(Absence, ACallThatOneRankSkipsAtTheEnd) {
+  const auto ends = run_ranks(
+      3,
+      [](World& world) {
+        const auto all = world.all();
+        all.barrier("start");
+        if (world.rank() == 2) {
+          return;
+        }
+        RANK_EXPECT_TEXT(error_of([&] { all.barrier("end"); }), "rank 2 did not come");
+      },
+      with_timeout(1500));
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.error, "");
+  }
+}
+
+TEST(RunRanks, AnErrorOfARankIsItsEnd) {
+  const auto ends = run_ranks(2, [](World& world) {
+    if (world.rank() == 1) {
+      throw std::runtime_error("no such file");
+    }
+  });
+  EXPECT_EQ(ends[0].exit_code, 0);
+  EXPECT_EQ(ends[1].exit_code, 1);
+  EXPECT_EQ(ends[1].error, "no such file");
+}
+
+TEST(RunRanks, WhatTakesTooLongIsKilled) {
+  RunOptions options;
+  options.timeout = std::chrono::milliseconds(500);
+  const auto ends = run_ranks(1, [](World&) { ::pause(); }, options);
+  EXPECT_EQ(ends[0].signal, SIGKILL);
+}
+
+TEST(World, AVariableThatIsMissingOrWrongIsNamed) {
+  const auto refuses = [](const char* name, const char* value, const std::string& why) {
+    ::setenv("RANK", "0", 1);
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ::setenv("MASTER_PORT", "1", 1);
+    value ? ::setenv(name, value, 1) : ::unsetenv(name);
+    EXPECT_THAT([] { World::from_environment(); }, ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr(why)));
+  };
+  refuses("RANK", nullptr, "RANK is not set");
+  refuses("RANK", "2", "RANK is \"2\", not a number from 0 to 1");
+  refuses("WORLD_SIZE", "many", "WORLD_SIZE is \"many\"");
+  refuses("MASTER_PORT", "70000", "MASTER_PORT is \"70000\"");
+}
+
+TEST(World, AGroupOfOtherRanksUnderTheSameNameIsRefused) {
+  expect_ranks(3, [](World& world) {
+    if (world.rank() == 2) {
+      return;
+    }
+    world.group("pair", {0, 1});
+    world.group("pair", {0, 1}).barrier("the same one");
+    const auto refused = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const UsageError&) {
+        return true;
+      }
+      return false;
+    };
+    RANK_EXPECT(refused([&] { world.group("pair", {1, 0}); }));
+    RANK_EXPECT(refused([&] { world.group("without me", {2}); }));
+  });
+}
+
+}  // namespace
+}  // namespace retape::dist
