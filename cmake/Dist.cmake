@@ -15,6 +15,7 @@ add_library(retape_dist SHARED
   src/dist/group.cpp
   src/dist/group_impl.cpp
   src/dist/reducer.cpp
+  src/dist/roll_call.cpp
   src/dist/run_ranks.cpp
   src/dist/store.cpp
   src/dist/summand.cpp

@@ -9,6 +9,8 @@
 // come to under its own key.
 #pragma once
 
+#include "dist/roll_call.h"
+
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
@@ -36,18 +38,24 @@ class Agreement {
   // Returns when all ranks have come with the same text and no complaint. CollectiveError.
   void reach(const Call& call);
 
-  // After an error in the call that was agreed on: who of the others is still there to answer. Each
-  // that failed asks; one that does not within `patience` is missing.
-  std::vector<int> missing(Milliseconds patience);
+  // After `reason`, an error in the call that was agreed on: CollectiveError with who is to blame.
+  [[noreturn]] void fail(const Call& call, const std::string& reason);
+
+  // The roll, over another connection.
+  RollCall roll(c10::intrusive_ptr<c10d::Store> store) const;
 
   uint64_t sequence() const { return sequence_; }
 
  private:
   std::string key(const std::string& what) const;
-  std::string open_gate(const Call& call);
+  std::string at(const Call& call) const;
+  std::string wait_at_gate(const Call& call);
+  std::vector<Answer> call_the_roll();
+  [[noreturn]] void blame(const Call& call, const std::vector<Answer>& answers, const std::string& reason);
+  [[noreturn]] void give_up(const std::string& text, std::vector<int> ranks);
   [[noreturn]] void explain_absence(const Call& call);
   [[noreturn]] void explain_difference(const Call& call);
-  bool has_come(const std::string& mark, int index);
+  bool has_come(int index);
   void forget(uint64_t sequence);
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -58,6 +66,7 @@ class Agreement {
   Milliseconds timeout_;
   uint64_t sequence_ = 0;       // of the call under way; the first is 1
   std::string last_counter_;    // of the fingerprint of the call before
+  RollCall roll_;
 };
 
 // "rank 2", "ranks 0, 1 and 4".

@@ -3,6 +3,8 @@
 // in the declarations of c10d. Never link the system's libgloo: there would be two.
 #include "dist/gloo.h"
 
+#include "dist/sigpipe.h"
+
 #ifndef USE_C10D_GLOO
 #define USE_C10D_GLOO
 #endif
@@ -17,6 +19,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_gloo(
     int size,
     std::chrono::milliseconds timeout) {
   using c10d::ProcessGroupGloo;
+  const SigpipeBlocked in_its_threads;
   const auto options = ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(host));
   options->threads = 2;

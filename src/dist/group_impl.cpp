@@ -1,5 +1,7 @@
 #include "dist/group_impl.h"
 
+#include "dist/sigpipe.h"
+
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
@@ -13,9 +15,10 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// How long survivors look for who is gone, and how long after its time a store may still answer.
-constexpr Milliseconds kRollCall{1000};
+// How long after its time a store may still answer, a roll call included.
 constexpr Milliseconds kGrace{1500};
+// How often a group looks whether another rank has failed.
+constexpr Milliseconds kPulse{250};
 
 std::optional<c10::Stream> stream_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) {
@@ -32,12 +35,14 @@ struct GroupImpl::Courier {
       : group_name(group.name),
         options(group.options),
         process_group(std::move(process_group)),
-        agreement(this->process_group->getStore()->clone(), group.name, group.ranks, group.index, options.timeout) {}
+        agreement(this->process_group->getStore()->clone(), group.name, group.ranks, group.index, options.timeout),
+        sentry(agreement.roll(this->process_group->getStore()->clone())) {}
 
   const std::string group_name;
   const GroupOptions options;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   Agreement agreement;
+  RollCall sentry;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -68,18 +73,14 @@ struct GroupImpl::Courier {
   }
 
   std::exception_ptr failed(const Call& call, const std::string& reason) {
-    expect(kRollCall);
-    std::vector<int> absent;
+    expect(Milliseconds(0));
     try {
-      absent = agreement.missing(kRollCall);
-    } catch (const c10::Error&) {
+      agreement.fail(call, reason);
+    } catch (const CollectiveError&) {
+      return std::current_exception();
+    } catch (const std::exception&) {
       return store_is_gone(call, "");
     }
-    return std::make_exception_ptr(CollectiveError(
-        "[" + group_name + "] call " + std::to_string(agreement.sequence()) + ", " + call.text + ": " +
-            (absent.empty() ? "failed on every rank" : ranks_text(absent) + " ended or stopped in it") + ": " +
-            reason + ". Nothing that was given has changed. Fix: look at the output of that rank.",
-        absent));
   }
 
   std::exception_ptr make(Job& job) {
@@ -88,7 +89,7 @@ struct GroupImpl::Courier {
       agreement.reach(job.call);
     } catch (const CollectiveError&) {
       return std::current_exception();
-    } catch (const std::exception& error) {
+    } catch (const std::exception&) {
       return store_is_gone(job.call, "");
     }
     if (!job.move) {
@@ -105,6 +106,40 @@ struct GroupImpl::Courier {
       return failed(job.call, reason.substr(0, reason.find('\n')));
     }
     return nullptr;
+  }
+
+  // On a thread of its own: answers the roll for a rank that is stuck in a call or busy elsewhere.
+  void watch() {
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, kPulse, [&] { return ending || broken; })) {
+      const bool in_a_call = !jobs.empty();
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        if (sentry.called()) {
+          error = answer(in_a_call);
+        }
+      } catch (const std::exception&) {
+        return;  // the store is gone: calls will say so
+      }
+      lock.lock();
+      if (error) {
+        broken = broken ? broken : error;
+        return;
+      }
+    }
+  }
+
+  // In a call, that call finds out itself who is to blame.
+  std::exception_ptr answer(bool in_a_call) {
+    if (in_a_call) {
+      sentry.answer(Answer::InACall);
+      return nullptr;
+    }
+    sentry.call(Answer::Elsewhere);
+    const auto said = sentry.said();
+    return std::make_exception_ptr(
+        said ? *said : CollectiveError("[" + group_name + "] another rank has failed. Fix: look at its output.", {}));
   }
 
   void run() {
@@ -137,8 +172,10 @@ GroupImpl::GroupImpl(std::string name, std::vector<int> ranks, int index, GroupO
     : name(std::move(name)), ranks(std::move(ranks)), index(index), options(options) {}
 
 void GroupImpl::connect(c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
+  const SigpipeBlocked in_the_thread;
   courier_ = std::make_shared<Courier>(*this, std::move(process_group));
   thread_ = std::thread([courier = courier_] { courier->run(); });
+  sentry_ = std::thread([courier = courier_] { courier->watch(); });
 }
 
 GroupImpl::~GroupImpl() {
@@ -153,7 +190,9 @@ GroupImpl::~GroupImpl() {
     idle = courier_->jobs.empty();
   }
   // A call that nobody waited for may never end, where its store no longer answers.
-  idle ? thread_.join() : thread_.detach();
+  for (auto* thread : {&thread_, &sentry_}) {
+    idle ? thread->join() : thread->detach();
+  }
 }
 
 Pending GroupImpl::start(std::shared_ptr<Job> job) {

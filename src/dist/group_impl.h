@@ -1,4 +1,5 @@
-// The inside of a Group: a thread that makes its calls, one after the other.
+// The inside of a Group: a thread that makes its calls, one after the other, and one that looks whether
+// other ranks are in trouble.
 #pragma once
 
 #include "dist/agreement.h"
@@ -56,6 +57,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   struct Courier;
   std::shared_ptr<Courier> courier_;  // null: alone
   std::thread thread_;
+  std::thread sentry_;
 };
 
 // dtype and sizes as errors show them: f32[2,3].

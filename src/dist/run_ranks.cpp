@@ -125,7 +125,7 @@ std::vector<RankEnd> run_ranks(int ranks, const std::function<void(World&)>& bod
     }
     options.started(pids);
   }
-  const auto until = Clock::now() + options.timeout;
+  auto until = Clock::now() + options.timeout;
   while (true) {
     std::vector<pollfd> polled;
     std::vector<Child*> running;
@@ -149,6 +149,9 @@ std::vector<RankEnd> run_ranks(int ranks, const std::function<void(World&)>& bod
     for (size_t i = 0; i < polled.size(); ++i) {
       if (polled[i].revents != 0) {
         listen_to(*running[i]);
+        if (!running[i]->running && running[i]->end.exit_code != 0) {
+          until = std::min(until, Clock::now() + options.patience);
+        }
       }
     }
   }

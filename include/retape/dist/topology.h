@@ -34,7 +34,7 @@ RETAPE_API RowRange overlap(RowRange a, RowRange b);
 // `rows` cut into `shards` that differ by at most one row, longer ones first.
 RETAPE_API std::vector<RowRange> even_shards(int64_t rows, int64_t shards);
 
-struct Pool {
+struct RETAPE_API Pool {
   std::string name;
   std::vector<int> ranks;             // in the order of their shards; the first one leads
   std::vector<RowRange> shards = {};  // one per rank; empty: even_shards

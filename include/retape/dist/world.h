@@ -57,6 +57,8 @@ struct RankEnd {
 struct RunOptions {
   WorldOptions world;
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};  // then what is left is killed
+  // How long the others may go on when one has failed; then they are killed.
+  std::chrono::milliseconds patience{std::chrono::minutes(30)};
   // Called in this process when all have started, with their process ids.
   std::function<void(const std::vector<int>& pids)> started;
 };

@@ -1,0 +1,78 @@
+// Each mutation does what its name says: what GradCheck's self-test relies on.
+#include "ranks.h"
+
+namespace retape::dist {
+namespace {
+
+using testing::expect_ranks;
+
+// The gradient of a loss in which everything passes through contributions, on two ranks of unlike counts.
+double gradient(const Group& group) {
+  const auto w = torch::ones({1}, torch::TensorOptions(torch::kDouble).requires_grad(true));
+  const auto count = count_global("rows", group.index() + 1, group);
+  auto sum = global_residual("usage", w * (group.index() + 1.0), group);
+  normalize(sum.sum(), count).value().backward();
+  SumReducer reducer(group);
+  const auto penalty = contribute_once("penalty", Replicated(torch::full({1}, 10.0, torch::kDouble)), group);
+  w.mutable_grad() = w.grad() + penalty.value();
+  reducer.add_gradients({{"w", w}});
+  reducer.reduce();
+  return w.grad().item<double>();
+}
+
+TEST(Contribution, AWatchListsThemInOrder) {
+  expect_ranks(2, [](World& world) {
+    const Watch watch;
+    gradient(world.all());
+    std::string text;
+    for (const auto& seen : watch.seen()) {
+      text += std::string(dist::text(seen.place)) + " " + seen.name + " of " + std::to_string(seen.size) + "; ";
+    }
+    RANK_EXPECT_EQ(text, "count rows of 2; residual usage of 2; once penalty of 2; sum w of 2; ");
+  });
+}
+
+TEST(Contribution, MutationsDoWhatTheyAreCalled) {
+  // Clean: (1 + 2) / 3 rows, and the penalty once: 11.
+  const std::vector<std::tuple<Place, std::string, Mutation, double>> expected{
+      {Place::Sum, "w", Mutation::Drop, 0},
+      {Place::Sum, "w", Mutation::Double, 22},
+      {Place::Sum, "w", Mutation::Average, 5.5},
+      {Place::Sum, "w", Mutation::TimesGroup, 22},
+      {Place::Once, "penalty", Mutation::Drop, 1},
+      {Place::Once, "penalty", Mutation::Double, 21},
+      {Place::Once, "penalty", Mutation::OnAllRanks, 21},
+      {Place::Count, "rows", Mutation::LocalCount, 12},     // 1/1 + 2/2
+      {Place::Count, "rows", Mutation::TimesGroup, 10.5},   // 3/6
+      {Place::Residual, "usage", Mutation::TimesGroup, 12},
+      {Place::Residual, "usage", Mutation::LocalValue, 11},  // linear: the value does not matter
+  };
+  expect_ranks(2, [&](World& world) {
+    RANK_EXPECT_EQ(gradient(world.all()), 11.0);
+    for (const auto& [place, name, mutation, value] : expected) {
+      const Watch watch({place, name, "world", 2}, mutation);
+      RANK_EXPECT_EQ(gradient(world.all()), value);
+      RANK_EXPECT(watch.hit());
+    }
+    const Watch other({Place::Count, "rows", "world", 2}, Mutation::OtherCount, 3);
+    RANK_EXPECT_EQ(gradient(world.all()), 10 + 1.0 / 3 + 2.0 / 6);
+  });
+}
+
+TEST(Contribution, PredictedRatios) {
+  const Contribution sum{Place::Sum, "w", "g", 4}, count{Place::Count, "n", "g", 4};
+  EXPECT_EQ(predicted_ratio(Mutation::Average, sum), 0.25);
+  EXPECT_EQ(predicted_ratio(Mutation::TimesGroup, sum), 4.0);
+  EXPECT_EQ(predicted_ratio(Mutation::TimesGroup, count), 0.25);
+  EXPECT_EQ(predicted_ratio(Mutation::LocalCount, count), 4.0);
+  EXPECT_EQ(predicted_ratio(Mutation::OtherCount, count, 2), 2.0);
+  EXPECT_EQ(predicted_ratio(Mutation::LocalValue, count), std::nullopt);
+}
+
+TEST(Contribution, OneWatchAtATime) {
+  const Watch first;
+  EXPECT_THROW(Watch(), UsageError);
+}
+
+}  // namespace
+}  // namespace retape::dist

@@ -1,0 +1,146 @@
+#include "ranks.h"
+
+#include <limits>
+
+namespace retape::dist {
+namespace {
+
+using testing::error_of;
+using testing::expect_ranks;
+using testing::same_bits;
+
+TEST(SumReducer, SumsTensorsOfAllKindsInFewCalls) {
+  expect_ranks(3, [](World& world) {
+    const double n = world.rank() + 1;
+    std::vector<at::Tensor> tensors{
+        torch::full({2, 3}, n),
+        torch::full({4}, n, torch::kDouble),
+        torch::full({5, 1}, n).t(),
+        torch::full({}, n, torch::kBFloat16),
+        torch::full({0, 2}, n),
+        torch::full({3}, static_cast<int64_t>(n), torch::kLong)};
+    SumReducer reducer(world.all());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      reducer.add("tensor " + std::to_string(i), Partial(tensors[i]));
+    }
+    reducer.reduce();
+    for (const auto& tensor : tensors) {
+      RANK_EXPECT(same_bits(tensor, torch::full_like(tensor, 6)));
+    }
+  });
+}
+
+TEST(SumReducer, BucketsAreWrittenWhateverTheirSize) {
+  expect_ranks(2, [](World& world) {
+    for (const int64_t bytes : {1, 100, 1000, 1 << 20}) {
+      ReducerOptions options;
+      options.bucket_bytes = bytes;
+      SumReducer reducer(world.all(), options);
+      std::vector<at::Tensor> tensors;
+      for (int i = 0; i < 30; ++i) {
+        tensors.push_back(torch::full({i + 1}, i + world.rank() * 100.0));
+        reducer.add(std::to_string(i), Partial(tensors.back()));
+      }
+      reducer.reduce_async();
+      reducer.wait();
+      for (int i = 0; i < 30; ++i) {
+        RANK_EXPECT(same_bits(tensors[i], torch::full({i + 1}, 2.0 * i + 100)));
+      }
+    }
+  });
+}
+
+TEST(SumReducer, ReplicasAreTheSameBits) {
+  expect_ranks(4, [](World& world) {
+    torch::manual_seed(world.rank());
+    const auto a = torch::randn({1001}), b = torch::randn({77, 3});
+    SumReducer reducer(world.all());
+    reducer.add("a", Partial(a));
+    reducer.add("b", Partial(b));
+    reducer.reduce();
+    for (const auto& tensor : {a, b}) {
+      for (const auto& other : world.all().gather("replica", tensor)) {
+        RANK_EXPECT(same_bits(tensor, other));
+      }
+    }
+  });
+}
+
+TEST(SumReducer, ANarrowerWire) {
+  expect_ranks(2, [](World& world) {
+    ReducerOptions options;
+    options.wire = torch::kBFloat16;
+    const auto tensor = torch::full({3}, 1.0009765625);  // more bits than bfloat16 has
+    SumReducer reducer(world.all(), options);
+    reducer.add("tensor", Partial(tensor));
+    reducer.reduce();
+    RANK_EXPECT(same_bits(tensor, torch::full({3}, 2.0)));
+  });
+}
+
+TEST(SumReducer, GradientsThatSomeRanksDoNotHave) {
+  expect_ranks(2, [](World& world) {
+    const auto everywhere = torch::ones({2}, torch::requires_grad());
+    const auto here = torch::ones({3}, torch::requires_grad());
+    const auto nowhere = torch::ones({4}, torch::requires_grad());
+    auto loss = everywhere.sum() * 2;
+    if (world.rank() == 1) {
+      loss = loss + here.sum() * 3;
+    }
+    loss.backward();
+    SumReducer reducer(world.all());
+    reducer.add_gradients({{"everywhere", everywhere}, {"here", here}, {"nowhere", nowhere}});
+    reducer.reduce();
+    RANK_EXPECT(same_bits(everywhere.grad(), torch::full({2}, 4.0)));
+    RANK_EXPECT(same_bits(here.grad(), torch::full({3}, 3.0)));
+    RANK_EXPECT(!nowhere.grad().defined());
+  });
+}
+
+TEST(SumReducer, WhatIsNotFiniteIsNamedOnEveryRank) {
+  expect_ranks(3, [](World& world) {
+    const auto good = torch::ones({2});
+    const auto bad = torch::ones({2, 3});
+    if (world.rank() == 1) {
+      bad[1][2] = std::numeric_limits<float>::quiet_NaN();
+    }
+    ReducerOptions options;
+    options.check_finite = true;
+    SumReducer reducer(world.all(), options);
+    reducer.add("good", Partial(good));
+    reducer.add("layer.weight", Partial(bad));
+    const auto text = error_of([&] { reducer.reduce(); });
+    RANK_EXPECT_TEXT(text, "rank 1:", "\"layer.weight\" has 1 values that are not finite, the first at [1,2]: nan");
+    RANK_EXPECT(same_bits(good, torch::ones({2})));
+  });
+}
+
+TEST(SumReducer, RefusesWhatCannotBeSummed) {
+  SumReducer reducer(Group::alone("alone"));
+  EXPECT_THROW(reducer.add("undefined", Partial(at::Tensor())), UsageError);
+  EXPECT_THROW(reducer.add("sparse", Partial(torch::eye(2).to_sparse())), UsageError);
+  reducer.add("twice", Partial(torch::ones({1})));
+  EXPECT_THROW(reducer.add("twice", Partial(torch::ones({1}))), UsageError);
+}
+
+TEST(Summand, LikeIsAddedToLike) {
+  const auto one = torch::ones({2});
+  EXPECT_TRUE(same_bits((Partial(one) + Partial(one) * 2).value(), one * 3));
+  EXPECT_TRUE(same_bits((Replicated(one) * 2 + Replicated(one)).value(), one * 3));
+}
+
+TEST(ContributeOnce, CountsOnceWhoeverOwnsIt) {
+  expect_ranks(3, [](World& world) {
+    for (int owner = 0; owner < 3; ++owner) {
+      const auto part = contribute_once("penalty", Replicated(torch::full({2}, 5.0)), world.all(), owner);
+      RANK_EXPECT_EQ(part.value()[0].item<double>(), world.rank() == owner ? 5.0 : 0.0);
+      SumReducer reducer(world.all());
+      reducer.add("penalty", part);
+      reducer.reduce();
+      RANK_EXPECT_EQ(part.value()[1].item<double>(), 5.0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace retape::dist
