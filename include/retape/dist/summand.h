@@ -15,6 +15,7 @@
 
 #include <retape/api.h>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 #include <string>

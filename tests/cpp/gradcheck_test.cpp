@@ -1,0 +1,524 @@
+// How GradCheck judges: pure functions, and a whole check of one process.
+#include "gradcheck/fit.h"
+#include "gradcheck/judge.h"
+#include "gradcheck/sizes.h"
+
+#include <retape/dist/dist.h>
+#include <retape/dist/gradcheck.h>
+#include <retape/dist/row_random.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#define BOOST_BIND_GLOBAL_PLACEHOLDERS  // its own headers want them
+#include <boost/property_tree/json_parser.hpp>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+namespace retape::dist {
+namespace {
+
+using detail::guesses;
+using detail::Run;
+using detail::United;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+using Kind = Verdict::Kind;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<int> ranks(int first, int count) {
+  std::vector<int> all(count);
+  std::iota(all.begin(), all.end(), first);
+  return all;
+}
+
+// Sizes as the name has them: "4,2,2".
+NamedTopology three(int ci, int block, int ppgd, int blocks = 1, int64_t rows = 24) {
+  std::vector<Pool> all{{"ci", ranks(0, ci)}};
+  for (int i = 0; i < blocks; ++i) {
+    all.push_back({"block" + std::to_string(i), ranks(ci + i * block, block)});
+  }
+  all.push_back({"ppgd", ranks(ci + blocks * block, ppgd)});
+  const auto name = std::to_string(ci) + "," + std::to_string(block) + "," + std::to_string(ppgd);
+  return {name, Topology(rows, all)};
+}
+
+torch::Tensor numbers(std::vector<double> values) {
+  return torch::tensor(values, torch::kDouble);
+}
+
+Outcome gradient_of(const torch::Tensor& tensor) {
+  return {{{"w", tensor}}, {}, {}};
+}
+
+// ---- factors ------------------------------------------------------------------------------------
+
+TEST(Guesses, AreTheSimplestProductOrQuotientOfSizes) {
+  const auto t = three(6, 3, 2).topology;
+  EXPECT_THAT(guesses(6, t, false, 1e-6), ElementsAre("n_ci"));
+  EXPECT_THAT(guesses(1.0 / 3, t, false, 1e-6), ElementsAre("1 / n_block0"));
+  EXPECT_THAT(guesses(1.5, t, false, 1e-6), ElementsAre("n_block0 / n_ppgd"));
+  EXPECT_THAT(guesses(18, t, false, 1e-6), ElementsAre("n_ci * n_block0"));
+  EXPECT_THAT(guesses(1.0 / 36, t, false, 1e-6), ElementsAre("1 / n_ci^2"));
+  EXPECT_THAT(guesses(11, t, false, 1e-6), ElementsAre("n_ranks"));
+  EXPECT_THAT(guesses(1.0 / 18, t, false, 1e-6), ElementsAre("1 / (n_ci * n_block0)"));
+}
+
+TEST(Guesses, AtEqualSizesAllThatAreEquallySimpleAreNamed) {
+  const auto t = three(4, 2, 2).topology;
+  EXPECT_THAT(guesses(2, t, false, 1e-6), UnorderedElementsAre("n_block0", "n_ppgd", "2"));
+  EXPECT_THAT(guesses(0.5, t, false, 1e-6), UnorderedElementsAre("1 / n_block0", "1 / n_ppgd", "1 / 2"));
+  EXPECT_THAT(guesses(4, t, false, 1e-6), ElementsAre("n_ci"));
+}
+
+TEST(Guesses, BlocksOfOneSizeAreOneNumber) {
+  const auto t = three(32, 2, 4, 2, 32).topology;
+  EXPECT_THAT(guesses(16, t, false, 1e-6), ElementsAre("n_ci / n_block0"));
+}
+
+TEST(Guesses, NormsMayBeRoots) {
+  const auto t = three(6, 3, 2).topology;
+  EXPECT_THAT(guesses(std::sqrt(6), t, true, 1e-6), ElementsAre("sqrt(n_ci)"));
+  EXPECT_THAT(guesses(std::sqrt(6), t, false, 1e-6), IsEmpty());
+}
+
+TEST(Guesses, ZeroSignAndWhatNoSizesMake) {
+  const auto t = three(6, 3, 2).topology;
+  EXPECT_THAT(guesses(0, t, false, 1e-6), ElementsAre("0"));
+  EXPECT_THAT(guesses(-1, t, false, 1e-6), ElementsAre("-1"));
+  EXPECT_THAT(guesses(-6, t, false, 1e-6), ElementsAre("-n_ci"));
+  EXPECT_THAT(guesses(1, t, false, 1e-6), IsEmpty());
+  EXPECT_THAT(guesses(0.717, t, false, 1e-6), IsEmpty());
+  EXPECT_THAT(guesses(kInfinity, t, false, 1e-6), IsEmpty());
+}
+
+TEST(Fit, FindsTheFactorAndWhatItLeaves) {
+  const auto r = numbers({1, -2, 4});
+  auto fit = detail::fit(r, r * 0.25);
+  EXPECT_DOUBLE_EQ(fit.alpha, 0.25);
+  EXPECT_LT(fit.residual, 1e-15);
+  EXPECT_DOUBLE_EQ(fit.error, 0.75);
+  fit = detail::fit(r, r + numbers({2, 1, 0}));  // orthogonal to r
+  EXPECT_NEAR(fit.alpha, 1, 1e-15);
+  EXPECT_NEAR(fit.residual, std::sqrt(5.0 / 21), 1e-15);
+  EXPECT_DOUBLE_EQ(fit.error, 0.5);
+}
+
+TEST(Fit, SmallNumbersDoNotVanishInTheirSquares) {
+  const auto r = numbers({1e-200, -2e-200});
+  const auto fit = detail::fit(r, r * 3);
+  EXPECT_DOUBLE_EQ(fit.alpha, 3);
+  EXPECT_DOUBLE_EQ(detail::euclidean(r), std::sqrt(5) * 1e-200);
+}
+
+TEST(Fit, EveryDtypeIsJudgedInFloat64) {
+  const auto r = numbers({1, 2});
+  for (const auto dtype : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
+    EXPECT_DOUBLE_EQ(detail::fit(r.to(dtype), r.to(dtype) * 2).alpha, 2);
+  }
+  const auto c = torch::complex(r, r);
+  EXPECT_DOUBLE_EQ(detail::fit(c, c * 2).error, 1);
+}
+
+// ---- rows ---------------------------------------------------------------------------------------
+
+struct Judging {
+  NamedTopology topology = three(6, 3, 2);
+  Run run{topology, {}, "all", 1e-12, false};
+
+  GradRow one(const Outcome& reference, const United& found) const {
+    const auto rows = detail::judge(run, reference, found, reference);
+    EXPECT_THAT(rows, SizeIs(1));
+    return rows.empty() ? GradRow{} : rows.front();
+  }
+};
+
+TEST(Judge, EqualIsToRounding) {
+  const Judging judging;
+  const auto row = judging.one(gradient_of(numbers({1, 2})), {gradient_of(numbers({1, 2 + 1e-13}))});
+  EXPECT_EQ(row.kind, Kind::Equal);
+  EXPECT_NEAR(row.error, 5e-14, 1e-15);
+  EXPECT_EQ(row.reason, "");
+}
+
+TEST(Judge, AFactorIsNamedBySizes) {
+  const Judging judging;
+  const auto row = judging.one(gradient_of(numbers({1, 2})), {gradient_of(numbers({1.5, 3}))});
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_THAT(row.guesses, ElementsAre("n_block0 / n_ppgd"));
+  EXPECT_EQ(row.reason, "1.5 times the reference: n_block0 / n_ppgd");
+}
+
+TEST(Judge, WhatNoFactorExplainsIsNotCalledAScale) {
+  Judging judging;
+  const auto reference = gradient_of(numbers({1, 2}));
+  const United found{gradient_of(numbers({2, 2}))};
+  EXPECT_THAT(judging.one(reference, found).reason, HasSubstr("a function of a rank's own sum"));
+  judging.run.random = true;
+  EXPECT_THAT(judging.one(reference, found).reason, HasSubstr("row_random.h"));
+}
+
+TEST(Judge, ATrifleMoreThanRoundingIsNotCalledAFactor) {
+  const Judging judging;
+  const auto row = judging.one(gradient_of(numbers({1, 2})), {gradient_of(numbers({1, 2 + 1e-11}))});
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_THAT(row.reason, HasSubstr("no factor, and more than rounding"));
+}
+
+TEST(Judge, NeighboursTellWhereItIsRight) {
+  const auto row = [](const char* topology, const char* dtype, Kind kind) {
+    GradRow made;
+    made.topology = topology;
+    made.dtype = dtype;
+    made.kind = kind;
+    return made;
+  };
+  std::vector<GradRow> rows{
+      row("4", "float64", Kind::Equal), row("4", "float32", Kind::Different), row("4, ragged", "float64", Kind::Different),
+      row("4, ragged", "float32", Kind::Different)};
+  detail::explain_by_neighbours(rows, {{"4, ragged", "4"}});
+  EXPECT_THAT(rows[1].reason, HasSubstr("float64 is equal"));
+  EXPECT_THAT(rows[2].reason, HasSubstr("only with ragged shards"));
+  EXPECT_EQ(rows[3].reason, "");
+}
+
+TEST(Judge, WhatIsMissingOrTooMuchIsDifferent) {
+  const Judging judging;
+  auto row = judging.one(gradient_of(numbers({1, 2})), {});
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_EQ(row.reason, "no rank has it");
+  EXPECT_EQ(row.alpha, 0);
+  row = judging.one({}, {gradient_of(numbers({1, 2}))});
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_EQ(row.reason, "the reference has none, and ranks have up to 2");
+  row = judging.one(gradient_of(numbers({1, 2})), {gradient_of(numbers({1, 2, 3}))});
+  EXPECT_EQ(row.reason, "sizes are [3], of the reference [2]");
+}
+
+TEST(Judge, NumbersThatAreNotFinite) {
+  const Judging judging;
+  const auto bad = numbers({1, std::nan("")});
+  auto row = judging.one(gradient_of(numbers({1, 2})), {gradient_of(bad)});
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_EQ(row.reason, "not finite, and the reference is");
+  row = judging.one(gradient_of(bad), {gradient_of(bad)});
+  EXPECT_EQ(row.kind, Kind::Vacuous);
+  EXPECT_EQ(row.reason, "the reference is not finite");
+}
+
+TEST(Judge, ZeroIsZeroBesideWhatAllTermsGive) {
+  const Judging judging;
+  const auto zeros = gradient_of(numbers({0, 0}));
+  const United found{gradient_of(numbers({0, 1e-14}))};
+  EXPECT_THAT(detail::judge(judging.run, zeros, found, gradient_of(numbers({1, 2}))), IsEmpty());
+  EXPECT_THAT(detail::judge(judging.run, zeros, found, gradient_of(numbers({1e-3, 0}))), SizeIs(1));
+  EXPECT_THAT(detail::judge(judging.run, zeros, {zeros}, zeros), IsEmpty());
+}
+
+TEST(Judge, ReplicasThatDifferAreDifferentWhateverTheirValues) {
+  const Judging judging;
+  const auto row = judging.one(gradient_of(numbers({1})), {gradient_of(numbers({1})), {{"w", "rank 1 has other bits"}}});
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_EQ(row.error, 0);
+  EXPECT_EQ(row.reason, "rank 1 has other bits");
+}
+
+TEST(Judge, ANormThatCountsReplicasIsARoot) {
+  const Judging judging;
+  Outcome reference, found;
+  reference.norms["all"] = 2;
+  found.norms["all"] = 2 * std::sqrt(6);
+  const auto row = judging.one(reference, {found});
+  EXPECT_EQ(row.what, "norm");
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_THAT(row.guesses, ElementsAre("sqrt(n_ci)"));
+  EXPECT_EQ(judging.one(reference, {}).reason, "no rank has it");
+  EXPECT_EQ(judging.one({}, {found}).kind, Kind::Different);
+}
+
+TEST(Judge, ParametersInProductionMayDriftFurtherThanGradients) {
+  Judging judging;
+  Outcome reference, found;
+  reference.parameters["w"] = numbers({1, 2});
+  found.parameters["w"] = numbers({1, 2.0002});
+  EXPECT_EQ(judging.one(reference, {found}).kind, Kind::Different);
+  judging.run.precision.dtype = torch::kFloat;
+  judging.run.tolerance = derived_tolerance(torch::kFloat);
+  EXPECT_EQ(judging.one(reference, {found}).kind, Kind::Equal);
+}
+
+TEST(Tolerance, IsDerivedFromWhatRounds) {
+  EXPECT_EQ(derived_tolerance(torch::kDouble), 1e-12);
+  EXPECT_DOUBLE_EQ(derived_tolerance(torch::kFloat), 100 * std::pow(2, -23));
+  EXPECT_DOUBLE_EQ(derived_tolerance(torch::kBFloat16), 8 * std::pow(2, -7));
+  EXPECT_DOUBLE_EQ(
+      derived_tolerance(torch::kFloat, torch::kBFloat16), 100 * std::pow(2, -23) + 8 * std::pow(2, -7));
+  EXPECT_EQ(derived_tolerance(torch::kFloat, torch::kDouble), derived_tolerance(torch::kFloat));
+  EXPECT_THROW(derived_tolerance(torch::kLong), UsageError);
+}
+
+// ---- what could not have been seen --------------------------------------------------------------
+
+std::vector<GradRow> visibility(
+    const std::vector<Term>& terms,
+    const std::vector<Outcome>& alone,
+    const Outcome& all,
+    std::vector<std::string> dead = {},
+    double tolerance = 1e-12) {
+  const auto topology = three(6, 3, 2);
+  Run run{topology, {}, "all", tolerance, false};
+  detail::Terms judged{terms, {}, &all};
+  for (const auto& outcome : alone) {
+    judged.alone.push_back(&outcome);
+  }
+  std::vector<GradRow> rows;
+  detail::judge_visibility(run, judged, dead, rows);
+  return rows;
+}
+
+TEST(Visibility, ATermTooSmallBesideTheOthersIsVacuous) {
+  const std::vector<Term> terms{{"large"}, {"small"}};
+  const std::vector<Outcome> alone{gradient_of(numbers({1})), gradient_of(numbers({1e-8}))};
+  const auto all = gradient_of(numbers({1 + 1e-8}));
+  EXPECT_THAT(visibility(terms, alone, all), IsEmpty());
+  const auto rows = visibility(terms, alone, all, {}, derived_tolerance(torch::kFloat));
+  ASSERT_THAT(rows, SizeIs(1));
+  EXPECT_EQ(rows[0].kind, Kind::Vacuous);
+  EXPECT_EQ(rows[0].terms, "small");
+  EXPECT_THAT(rows[0].reason, HasSubstr("is 1e-08 of this gradient with all terms on"));
+}
+
+TEST(Visibility, ATermThatIsNotDeclaredLiveForATensorMayBeSmallThere) {
+  const std::vector<Outcome> alone{gradient_of(numbers({1})), gradient_of(numbers({1e-8}))};
+  const auto all = gradient_of(numbers({1}));
+  EXPECT_THAT(visibility({{"large"}, {"small", 1, {"w"}}}, alone, all, {}, 1e-5), SizeIs(1));
+  const std::vector<Outcome> two{{{{"w", numbers({1})}, {"v", numbers({1})}}, {}, {}},
+                                 {{{"w", numbers({1e-8})}, {"v", numbers({1})}}, {}, {}}};
+  EXPECT_THAT(visibility({{"large"}, {"small", 1, {"v"}}}, two, two[0], {}, 1e-5), IsEmpty());
+}
+
+TEST(Visibility, ATermThatIsDeclaredLiveAndIsZeroIsVacuous) {
+  const std::vector<Outcome> alone{gradient_of(numbers({1})), gradient_of(numbers({0}))};
+  const auto rows = visibility({{"one"}, {"zero", 1, {"w"}}}, alone, gradient_of(numbers({1})));
+  ASSERT_THAT(rows, SizeIs(2));
+  EXPECT_THAT(rows[0].reason, HasSubstr("declared live, and its gradient is zero"));
+  EXPECT_EQ(rows[1].reason, "the term has no gradient at all");
+}
+
+TEST(Visibility, ANameThatNoTensorHasIsVacuous) {
+  const auto rows = visibility({{"one", 1, {"w", "layres.*"}}}, {gradient_of(numbers({1}))}, gradient_of(numbers({1})));
+  ASSERT_THAT(rows, SizeIs(1));
+  EXPECT_EQ(rows[0].tensor, "layres.*");
+}
+
+TEST(Visibility, ATensorWithoutAnyGradientIsVacuousUnlessItMayBeDead) {
+  Outcome all{{{"w", numbers({1})}, {"dead.bias", numbers({0})}, {"none", {}}}, {}, {}};
+  EXPECT_THAT(visibility({{"one"}}, {all}, all), SizeIs(2));
+  EXPECT_THAT(visibility({{"one"}}, {all}, all, {"dead.*", "none"}), IsEmpty());
+}
+
+TEST(Topologies, OnesAndSquaresProveNothing) {
+  using detail::vacuous_topologies;
+  EXPECT_THAT(vacuous_topologies({three(1, 1, 1)}), SizeIs(1));
+  EXPECT_THAT(vacuous_topologies({three(1, 1, 1), three(2, 2, 2)}), SizeIs(3));  // each pair
+  const auto two = vacuous_topologies({three(1, 1, 1), three(4, 2, 2)});
+  ASSERT_THAT(two, SizeIs(1));
+  EXPECT_THAT(two[0], HasSubstr("n_block0 and n_ppgd are equal in every topology"));
+  EXPECT_THAT(vacuous_topologies({three(4, 2, 2), three(6, 3, 2)}), IsEmpty());
+  EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"ranks", ranks(0, 4)}})}}), IsEmpty());
+  // Two names for the same ranks are one size.
+  EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"data", ranks(0, 4)}, {"all", ranks(0, 4)}})}}), IsEmpty());
+}
+
+TEST(Topologies, OneDirectionOfFanAndEvenShardsAreNoted) {
+  using detail::notes_on;
+  auto notes = notes_on({three(6, 3, 2)});
+  ASSERT_THAT(notes, SizeIs(2));
+  EXPECT_THAT(notes[0], HasSubstr("n_ci > n_ppgd"));
+  EXPECT_THAT(notes[1], HasSubstr("all shards are even"));
+  notes = notes_on({three(6, 3, 2), three(2, 4, 8), {"ragged", *detail::ragged(three(6, 3, 2).topology)}});
+  EXPECT_THAT(notes, IsEmpty());
+}
+
+TEST(Topologies, ARaggedVariantHasEveryRowOnceAndShardsOfManySizes) {
+  const auto even = three(6, 3, 2).topology;
+  EXPECT_FALSE(detail::is_ragged(even));
+  const auto made = detail::ragged(even);
+  ASSERT_TRUE(made);  // its constructor checks that no row is left out or there twice
+  EXPECT_TRUE(detail::is_ragged(*made));
+  EXPECT_EQ(made->pool("block0").ranks, even.pool("block0").ranks);
+  const auto sizes = [&](const char* name) {
+    std::vector<int64_t> all;
+    for (const auto& shard : made->pool(name).shards) {
+      all.push_back(shard.size());
+    }
+    return all;
+  };
+  EXPECT_THAT(sizes("ci"), ElementsAre(1, 2, 3, 4, 5, 9));
+  EXPECT_THAT(sizes("block0"), ElementsAre(15, 8, 1));
+  EXPECT_FALSE(detail::ragged(Topology(4, {{"ranks", ranks(0, 4)}})));  // a row each: nothing to choose
+}
+
+TEST(Topologies, TheSelfTestGoesWhereSizesAreDifferentAndRanksFew) {
+  const std::vector<NamedTopology> all{three(1, 1, 1), three(4, 2, 2), three(2, 4, 8), three(6, 3, 2), three(2, 2, 2)};
+  EXPECT_EQ(detail::most_different(all)->name, "6,3,2");
+  EXPECT_EQ(detail::most_different({three(1, 1, 1)}), nullptr);
+}
+
+// ---- random numbers by row ----------------------------------------------------------------------
+
+TEST(RowUniform, DependsOnNothingButSeedNameAndRow) {
+  const auto whole = row_uniform(7, "stoch", {0, 12}, {2, 3}, torch::kDouble);
+  EXPECT_TRUE(whole.narrow(0, 5, 4).equal(row_uniform(7, "stoch", {5, 9}, {2, 3}, torch::kDouble)));
+  EXPECT_FALSE(whole.equal(row_uniform(8, "stoch", {0, 12}, {2, 3}, torch::kDouble)));
+  EXPECT_FALSE(whole.equal(row_uniform(7, "ppgd", {0, 12}, {2, 3}, torch::kDouble)));
+  EXPECT_FALSE(whole[0].equal(whole[1]));
+  EXPECT_TRUE(whole.to(torch::kFloat).equal(row_uniform(7, "stoch", {0, 12}, {2, 3})));
+}
+
+TEST(RowUniform, IsUniform) {
+  const auto drawn = row_uniform(1, "x", {0, 100}, {1000}, torch::kDouble);
+  EXPECT_NEAR(drawn.mean().item<double>(), 0.5, 0.005);
+  EXPECT_NEAR(drawn.var().item<double>(), 1.0 / 12, 0.002);
+  EXPECT_GE(drawn.min().item<double>(), 0);
+  EXPECT_LT(drawn.max().item<double>(), 1);
+  EXPECT_EQ(row_uniform(1, "x", {3, 3}, {4}).numel(), 0);
+  EXPECT_THROW(row_uniform(1, "x", {3, 2}, {4}), UsageError);
+}
+
+TEST(RowGenerator, DrawsTheSameForTheSameRow) {
+  const auto draw = [](uint64_t seed, const char* name, int64_t row) {
+    return torch::randn({4}, row_generator(seed, name, row));
+  };
+  EXPECT_TRUE(draw(1, "a", 5).equal(draw(1, "a", 5)));
+  EXPECT_FALSE(draw(1, "a", 5).equal(draw(1, "a", 6)));
+  EXPECT_FALSE(draw(1, "a", 5).equal(draw(1, "b", 5)));
+  EXPECT_FALSE(draw(1, "a", 5).equal(draw(2, "a", 5)));
+}
+
+// ---- a whole check, of one process --------------------------------------------------------------
+
+GradCheckOptions alone() {
+  GradCheckOptions options;
+  options.terms = {{"fit", 2.0}};
+  options.topologies = {{"1", Topology(4, {{"ranks", {0}}})}};
+  return options;
+}
+
+GradReport run_alone(const GradCheckOptions& options, double factor = 1) {
+  const auto step = [](double scale) {
+    return [scale](const Case& c) {
+      return gradient_of(torch::ones({2}, c.dtype) * scale * c.terms.at("fit"));
+    };
+  };
+  return GradCheck(Group::alone("world"), step(1), step(factor), options).run();
+}
+
+TEST(GradCheck, OneRankProvesNothing) {
+  const auto report = run_alone(alone());
+  EXPECT_EQ(report.kind, Kind::Vacuous);
+  EXPECT_EQ(report.exit_code(), 6);
+  EXPECT_THAT(report.rows, SizeIs(2));  // float64, float32
+  EXPECT_THAT(report.vacuous, ElementsAre(HasSubstr("every pool of every topology has one rank")));
+  EXPECT_THAT(report.text(), HasSubstr("no self-test: no topology has several ranks"));
+}
+
+TEST(GradCheck, DifferentBeatsVacuous) {
+  const auto report = run_alone(alone(), 3);
+  EXPECT_EQ(report.kind, Kind::Different);
+  EXPECT_EQ(report.exit_code(), 1);
+  EXPECT_DOUBLE_EQ(report.worst()->alpha, 3);
+  EXPECT_THAT(report.text(), HasSubstr("[1; float64; fit] gradient \"w\": off by 2, allowed 1e-12: 3 times"));
+}
+
+TEST(GradCheck, WireAndTolerancesReachTheRows) {
+  auto options = alone();
+  options.wire = torch::kBFloat16;
+  options.tolerance[torch::kFloat] = 0.5;
+  options.steps = 2;
+  const auto report = run_alone(options);
+  std::vector<std::string> dtypes;
+  for (const auto& row : report.rows) {
+    if (row.terms == "fit") {
+      dtypes.push_back(row.dtype + " " + std::to_string(row.tolerance));
+    }
+  }
+  EXPECT_THAT(dtypes, ElementsAre("float64 0.000000", "float32 0.500000", "float32, bfloat16 wire 0.500000"));
+  EXPECT_THAT(report.vacuous.back(), HasSubstr("fit, 2 steps: the reference gives no parameters"));
+  EXPECT_THAT(report.text(), HasSubstr("float32, bfloat16 wire changes no number"));
+}
+
+TEST(GradCheck, ProgressIsToldBeforeEachRunAndAtTheEnd) {
+  const auto step = [](const Case& c) { return gradient_of(torch::ones({2}, c.dtype)); };
+  std::vector<std::string> told;
+  GradCheck(Group::alone("world"), step, step, alone()).run([&](int done, int total, const std::string& what) {
+    told.push_back(std::to_string(done) + "/" + std::to_string(total) + " " + what);
+  });
+  EXPECT_THAT(told, ElementsAre("0/2 1; float64; fit", "1/2 1; float32; fit", "2/2 done"));
+}
+
+TEST(GradCheck, AnExceptionOfAStepPassesThrough) {
+  const auto good = [](const Case& c) { return gradient_of(torch::ones({2}, c.dtype)); };
+  const auto bad = [](const Case&) -> Outcome { throw std::out_of_range("no such row"); };
+  std::string told;
+  const auto raised = [&](const std::string& text) { told = text; };
+  EXPECT_THROW(GradCheck(Group::alone("world"), good, bad, alone()).run(nullptr, raised), std::out_of_range);
+  EXPECT_EQ(told, "no such row");
+  EXPECT_THROW(GradCheck(Group::alone("world"), bad, good, alone()).run(), std::out_of_range);
+  EXPECT_NO_THROW(Watch());  // it was given back
+}
+
+TEST(GradCheck, RefusesWhatMakesNoSense) {
+  const auto refused = [](auto change) {
+    auto options = alone();
+    change(options);
+    try {
+      GradCheck(Group::alone("world"), nullptr, nullptr, options);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refused([](auto& o) { o.terms.clear(); }), HasSubstr("[GradCheck] no term"));
+  EXPECT_THAT(refused([](auto& o) { o.topologies.clear(); }), HasSubstr("no topology"));
+  EXPECT_THAT(refused([](auto& o) { o.terms.push_back({"fit"}); }), HasSubstr("two of the name \"fit\""));
+  EXPECT_THAT(refused([](auto& o) { o.terms[0].coefficient = 0; }), HasSubstr("the coefficient of \"fit\" is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.terms[0].name = "all"; }), HasSubstr("a term is called \"all\""));
+  EXPECT_THAT(refused([](auto& o) { o.steps = -1; }), HasSubstr("steps is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.dtypes = {torch::kLong}; }), HasSubstr("no tolerance is known for Long"));
+  EXPECT_THAT(refused([](auto& o) { o.topologies = {three(6, 3, 2)}; }), HasSubstr("has 11 ranks, and \"world\" 1"));
+}
+
+TEST(GradReport, JsonIsReadBackByAnotherReader) {
+  auto options = alone();
+  options.terms[0].name = "a \"quoted\\\"\n\x01 name";
+  auto report = run_alone(alone(), 3);
+  report.rows[0].tensor = options.terms[0].name;
+  report.rows[0].residual = kInfinity;
+  report.mutants.push_back({{Place::Sum, "w", "ranks", 4}, Mutation::Average, "", 0.25, 0.25, "w", "fit", true, ""});
+  std::istringstream text(report.json());
+  boost::property_tree::ptree tree;
+  read_json(text, tree);
+  EXPECT_EQ(tree.get<std::string>("kind"), "different");
+  EXPECT_EQ(tree.get<int>("exit_code"), 1);
+  const auto& row = tree.get_child("rows").front().second;
+  EXPECT_EQ(row.get<std::string>("tensor"), options.terms[0].name);
+  EXPECT_EQ(row.get<double>("alpha"), 3);
+  EXPECT_EQ(row.get<std::string>("residual"), "null");
+  EXPECT_FALSE(row.get<bool>("follows"));
+  const auto& mutant = tree.get_child("self_test.rows").front().second;
+  EXPECT_EQ(mutant.get<std::string>("mutation"), "average");
+  EXPECT_TRUE(mutant.get<bool>("as_predicted"));
+  EXPECT_EQ(tree.get<double>("self_test.kill_rate"), 1);
+}
+
+}  // namespace
+}  // namespace retape::dist
