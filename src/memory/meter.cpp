@@ -4,6 +4,7 @@
 #include "memory/counting_allocator.h"
 #include "memory/device.h"
 #include "memory/phase.h"
+#include "memory/regions_of_nodes.h"
 #include "memory/running_ops.h"
 #include "record/shape_text.h"
 
@@ -60,8 +61,13 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
       } else {
         born.erase(allocation.id);
       }
-      events.push_back(
-          {bytes, current, allocation.id, phase, detail::current_op_name(), detail::current_region(), {}});
+      auto region = detail::current_region();
+      if (phase == Phase::Forward && bytes > 0) {
+        regions.note(region);
+      } else if (phase == Phase::Backward && region.empty()) {
+        region = regions.of_current_node();
+      }
+      events.push_back({bytes, current, allocation.id, phase, detail::current_op_name(), std::move(region), {}});
     }
   }
 
@@ -81,6 +87,7 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
   std::optional<int64_t> held;
   bool in_backward = false;
   std::vector<MemoryEvent> events;
+  detail::RegionsOfNodes regions;
   std::unordered_map<uint64_t, size_t> born;  // of what is live: the event of its allocation
   int64_t zero = 0;     // of a device's allocator when the meter was opened
   bool closed = false;  // of a device: its numbers stand still

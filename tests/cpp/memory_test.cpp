@@ -111,7 +111,7 @@ TEST(MemoryMeter, TimelineNamesTheRegionAndTheShapeThatAnOpReturned) {
   std::set<std::string> seen;
   for (const auto& event : meter.timeline()) {
     if (event.bytes > 0) {
-      const auto* phase = event.phase == Phase::Replay ? "replayed " : "";
+      const auto* phase = event.phase == Phase::Replay ? "replayed " : event.phase == Phase::Backward ? "gradient " : "";
       seen.insert(phase + event.op + ", " + event.region + ", " + event.shape);
     }
   }
@@ -120,6 +120,7 @@ TEST(MemoryMeter, TimelineNamesTheRegionAndTheShapeThatAnOpReturned) {
   EXPECT_TRUE(seen.count("aten::ones, , int64 [7]"));
   EXPECT_TRUE(seen.count("replayed aten::sin, encoder, float32 [256, 256]"));
   EXPECT_TRUE(seen.count("replayed aten::exp, head, float32 [65536]"));
+  EXPECT_TRUE(seen.count("gradient aten::cos, encoder, float32 [256, 256]"));
 }
 
 TEST(MemoryMeter, TimelineGoesOnWhileAScopeOpensAndEnds) {
