@@ -49,7 +49,7 @@ $(BUILD)/tests/.built: $(BUILD)/.installed $(CPP_TESTS)
 	@touch $@
 
 test-cpp: $(BUILD)/tests/.built
-	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure
+	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure -j $(WORKERS)
 
 test-python: build $(BUILD)/tests/.built
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python tests/conformance

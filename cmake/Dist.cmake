@@ -21,6 +21,19 @@ add_library(retape_dist SHARED
   src/dist/summand.cpp
   src/dist/topology.cpp
   src/dist/world.cpp
+  src/gradcheck/fit.cpp
+  src/gradcheck/gradcheck.cpp
+  src/gradcheck/guess.cpp
+  src/gradcheck/judge.cpp
+  src/gradcheck/plan.cpp
+  src/gradcheck/report.cpp
+  src/gradcheck/row_random.cpp
+  src/gradcheck/runner.cpp
+  src/gradcheck/self_test.cpp
+  src/gradcheck/sizes.cpp
+  src/gradcheck/tolerance.cpp
+  src/gradcheck/unite.cpp
+  src/gradcheck/visibility.cpp
 )
 add_library(Retape::dist ALIAS retape_dist)
 set_target_properties(retape_dist PROPERTIES EXPORT_NAME dist INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
@@ -30,5 +43,5 @@ set_source_files_properties(src/dist/gloo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS
 target_link_libraries(retape_dist PUBLIC retape)
 target_compile_options(retape_dist PRIVATE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror)
 # GCC 12 sees overflows inside std::string where a literal and a string are added.
-target_compile_options(retape_dist PRIVATE -Wno-stringop-overflow -Wno-restrict -Wno-array-bounds)
+target_compile_options(retape_dist PRIVATE -Wno-stringop-overflow -Wno-stringop-overread -Wno-restrict -Wno-array-bounds)
 target_precompile_headers(retape_dist PRIVATE <torch/csrc/distributed/c10d/ProcessGroup.hpp>)

@@ -10,6 +10,14 @@ target_precompile_headers(_C PRIVATE <torch/csrc/utils/pybind.h>)
 set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
 install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
 
+# Sums over ranks: imported by `retape.dist` alone.
+Python_add_library(_dist MODULE bindings/dist.cpp bindings/gradcheck.cpp)
+target_link_libraries(_dist PRIVATE retape_dist ${TORCH_PYTHON_LIBRARY})
+target_compile_definitions(_dist PRIVATE TORCH_EXTENSION_NAME=_dist)
+target_compile_options(_dist PRIVATE -Wall -Wextra -Wno-unused-parameter)
+set_target_properties(_dist PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
+install(TARGETS _dist LIBRARY DESTINATION . COMPONENT python)
+
 # The C++ models, which only `retape verify cpp:...` imports.
 add_subdirectory(models)
 Python_add_library(_models MODULE bindings/models.cpp)

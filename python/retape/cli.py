@@ -55,6 +55,13 @@ VERBS = (
         "build/verify.json",
     ),
     Verb(
+        "gradcheck",
+        "retape.gradchecking.cli",
+        "run a step by ranks and by one process, and find what is summed wrong",
+        "retape gradcheck mymodule:factory --ranks 4 --html gradcheck.html",
+        "build/gradcheck.json",
+    ),
+    Verb(
         "bench run",
         "retape.bench.run",
         "memory, time and gradients of Retape and of what is used instead, on the same work",

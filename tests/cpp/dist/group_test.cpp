@@ -3,6 +3,11 @@
 
 #include <signal.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
 namespace retape::dist {
 namespace {
 
@@ -283,6 +288,54 @@ TEST(World, AVariableThatIsMissingOrWrongIsNamed) {
   refuses("RANK", "2", "RANK is \"2\", not a number from 0 to 1");
   refuses("WORLD_SIZE", "many", "WORLD_SIZE is \"many\"");
   refuses("MASTER_PORT", "70000", "MASTER_PORT is \"70000\"");
+}
+
+// Addresses, as the kernel writes them, at which this process listens.
+std::set<std::string> listening() {
+  std::set<std::string> inodes;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const auto target = std::filesystem::read_symlink(file.path(), gone).string();
+    if (target.rfind("socket:[", 0) == 0) {
+      inodes.insert(target.substr(8, target.size() - 9));
+    }
+  }
+  std::set<std::string> addresses;
+  for (const auto* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream lines(table);
+    std::string line;
+    std::getline(lines, line);  // titles
+    while (std::getline(lines, line)) {
+      std::istringstream words(line);
+      std::vector<std::string> word(std::istream_iterator<std::string>(words), {});
+      if (word.at(3) == "0A" && inodes.count(word.at(9))) {
+        addresses.insert(word.at(1).substr(0, word.at(1).find(':')));
+      }
+    }
+  }
+  return addresses;
+}
+
+TEST(World, NothingListensBeyondLoopback) {
+  const std::set<std::string> loopback{"0100007F"};
+  RunOptions options;
+  std::set<std::string> parent;
+  options.started = [&](const std::vector<int>&) { parent = listening(); };
+  expect_ranks(
+      2,
+      [&](World& world) {
+        world.all().barrier("connected");
+        RANK_EXPECT(listening() == loopback);  // Gloo
+      },
+      options);
+  EXPECT_EQ(parent, loopback);  // the store
+  // Rank 0 serves the store where no launcher does.
+  expect_ranks(1, [&](World&) {
+    ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    ::setenv("MASTER_PORT", "0", 1);
+    const auto own = World::from_environment();
+    RANK_EXPECT(listening() == loopback);
+  });
 }
 
 TEST(World, AGroupOfOtherRanksUnderTheSameNameIsRefused) {

@@ -1,0 +1,52 @@
+// Sizes and settings of the trainer. The defaults are one for tests, in which every term of the loss has
+// a large share of every gradient that it reaches: a term that is small cannot be checked.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace three_pool {
+
+using torch::Tensor;
+using Named = std::vector<std::pair<std::string, Tensor>>;
+
+struct Config {
+  // Target network.
+  int64_t layers = 2;  // of two sites each
+  int64_t width = 6, hidden = 8;
+  int64_t positions = 3;   // in a row of the batch
+  int64_t components = 5;  // of the first site; each further one has one more
+
+  int64_t ci_hidden = 12;  // of the CI function
+
+  // Importance: sum over components of mean + beta * mean * log2(1 + sum), of the p-th powers.
+  double first_power = 2, last_power = 1.2;  // p falls from one to the other over anneal_steps
+  int anneal_steps = 8;
+  double beta = 0.5;
+
+  // Persistent sources: Adam upwards.
+  int warmup = 2;  // steps before the one that counts
+  double source_rate = 0.01;
+
+  // AdamW, of each pool for itself, and the norms to which gradients are clipped.
+  double rate = 1e-3;
+  double weight_decay = 0.01;
+  double ci_norm = 0.5, component_norm = 0.5;
+
+  bool recompute = false;  // the masked runs of the target under retape::Recompute
+  // If there is one: how many ops backward has replayed is added to it.
+  std::shared_ptr<uint64_t> replayed;
+};
+
+// Names of the terms, and weights with which they are all large.
+inline std::map<std::string, double> all_terms() {
+  return {{"faith", 20}, {"imp", 0.02}, {"stoch", 8}, {"ppgd", 2}};
+}
+
+}  // namespace three_pool

@@ -1,0 +1,46 @@
+// What the ranks of the three pools have in common. Internal.
+#pragma once
+
+#include <retape/dist/edge.h>
+#include <retape/dist/group.h>
+
+#include <three_pool/owned.h>
+#include <three_pool/trainer.h>
+
+namespace three_pool {
+
+struct Rank {
+  const retape::dist::Case& run;
+  const retape::dist::World& world;
+  const Config& config;
+  PoolSizes sizes;
+  Target target;
+
+  Rank(const retape::dist::Case& run, const retape::dist::World& world, const Config& config);
+
+  double weight(const char* term) const { return weight_of(run, term); }
+  SiteRange sites_of_block(int block) const;
+  retape::dist::RowRange rows_in(const std::string& pool) const;
+  Tensor batch(const std::string& pool, int step) const;  // this rank's rows of it
+
+  // Groups, for their members.
+  retape::dist::Group group(const std::string& name, const std::vector<int>& ranks) const;
+  retape::dist::Group pool(const std::string& name) const;
+  retape::dist::Group layerwise() const;        // all blocks
+  retape::dist::Group link(int block) const;    // the block's leader, then ppgd
+  retape::dist::Edge lower_edge(const std::string& to) const;  // from ci
+
+  // Tensors that the member `from` of a group has, on all members; in the wire dtype, as one message.
+  void broadcast(
+      const std::string& name, const retape::dist::Group& group, int from, std::vector<Tensor> tensors) const;
+};
+
+// Indices in Rank::link.
+inline constexpr int kBlockLeader = 0, kPpgdLeader = 1;
+
+// All steps of a rank of such a pool.
+retape::dist::Outcome run_ci(const Rank& rank);
+retape::dist::Outcome run_block(const Rank& rank, int block);
+retape::dist::Outcome run_ppgd(const Rank& rank);
+
+}  // namespace three_pool

@@ -1,0 +1,62 @@
+"""Sums in place of averages for DistributedDataParallel and FSDP2."""
+
+# Without `from __future__ import annotations`: DDP looks at those of a hook, and wants types, not texts.
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+from torch.distributed import GradBucket
+
+from retape import _C, _dist
+from retape.dist._group import Group
+
+
+class SumHook:
+    """For DistributedDataParallel: gradients are summed over ranks, not averaged.
+
+        hook = retape.dist.SumHook(model)                       # registers itself
+        tokens = retape.dist.count_global("tokens", n, hook.group)
+        retape.dist.normalize(losses.sum(), tokens).value.backward()
+
+    With a loss that is divided by a global count the sum is the gradient of the mean over all ranks,
+    however many items each has. Buckets are agreed on before they move, by the names of their parameters.
+    """
+
+    def __init__(self, model: nn.parallel.DistributedDataParallel, group: _dist.Group | None = None) -> None:
+        self.group = group if group is not None else Group(model.process_group)
+        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        # DDP waits for futures; somebody has to wait for the sums, in order.
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="retape-sums")
+        model.register_comm_hook(self, _sum)
+
+
+def _sum(hook: SumHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    names = [hook._names.get(id(p), "?") for p in bucket.parameters()]
+    buffer = bucket.buffer()
+    pending = hook.group.sum_async(", ".join(names), buffer)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    def wait() -> None:
+        try:
+            pending.wait()
+        except _dist.CollectiveError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(buffer)
+
+    hook._waiter.submit(wait)
+    return future
+
+
+def fsdp_sums(model: nn.Module) -> nn.Module:
+    """For a model under FSDP2's fully_shard: gradients are summed over ranks, with no factor of the world
+    size; divide the loss by a `GlobalCount`."""
+    from torch.distributed.fsdp import FSDPModule
+
+    found = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not found:
+        raise _C.UsageError("[fsdp_sums] no module is under fully_shard. Fix: call it after fully_shard(model).")
+    for module in found:
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    return model

@@ -1,0 +1,1 @@
+"""`retape gradcheck`: starts ranks, runs a check on them, and shows what it found."""

@@ -1,0 +1,125 @@
+"""`retape gradcheck`: do ranks together compute what one process would have computed?"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from retape import _artefact
+from retape._C import UsageError
+from retape._text import Exit, printable
+from retape.gradchecking import factory, launch, table
+from retape.gradchecking.bar import bar
+from retape.gradchecking.launch import Ended
+from retape.gradchecking.messages import RankError, Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "factory",
+        metavar="package.module:factory",
+        help="a function of yours, run on every rank, that returns a retape.dist.GradCheck",
+    )
+    parser.add_argument(
+        "--ranks", type=int, required=True, metavar="N", help="how many to start here"
+    )
+    parser.add_argument("--seed", type=int, help="of cases (what the factory gives)")
+    parser.add_argument(
+        "--no-self-test",
+        action="store_true",
+        help="do not break contributions to see whether that is noticed",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="for which ranks wait for one another (%(default)g)",
+    )
+    parser.add_argument(
+        "--show-output",
+        action="store_true",
+        help="what ranks print, as it comes, on standard error",
+    )
+    parser.add_argument("--html", metavar="PATH", help="one page with everything in it")
+
+
+def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
+    _check(args)
+    console.print(f"Running the code of {args.factory} on {args.ranks} ranks.", markup=False)
+    settings = Settings(args.factory, args.timeout, args.seed, not args.no_self_test)
+    with bar(console) as advance:
+        ended = launch.run(settings, args.ranks, advance, args.show_output)
+    if ended.told is None:
+        return _failed(args, ended, console)
+    report = ended.told["report"]
+    table.print_report(report, ended.told["text"], console)
+    if args.html:
+        from retape.gradchecking import page
+
+        page.write(args.html, page.of_report(report, args.ranks, args.command_line))
+    return Exit(report["exit_code"]), {"ranks": args.ranks, **report, "errors": []}
+
+
+def _check(args: argparse.Namespace) -> None:
+    try:
+        factory.check_name(args.factory)
+    except UsageError as error:
+        _usage(args, str(error).removeprefix("[gradcheck] "))
+    if args.ranks < 1:
+        args.parser.error(f"--ranks {args.ranks}: expected at least 1")
+    if args.timeout <= 0:
+        args.parser.error(f"--timeout {args.timeout:g}: expected more than 0")
+    if args.html is not None:
+        try:
+            _artefact.prepare(args.html)
+        except OSError as error:
+            args.parser.error(f"cannot write {args.html} ({error.strerror})")
+
+
+def _usage(args: argparse.Namespace, text: str) -> NoReturn:
+    args.parser.print_usage(sys.stderr)
+    args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {text}\n")
+
+
+def _failed(
+    args: argparse.Namespace, ended: Ended, console: Console
+) -> tuple[Exit, dict[str, Any]]:
+    if ended.errors and all(error.usage for error in ended.errors):
+        _usage(args, re.sub(r"^\[\w+\] ", "", ended.errors[0].text))
+    for ranks, said in _together(ended.errors):
+        console.print(
+            printable(f"✗ {ranks}: {said}", lines=True),
+            style="bold red",
+            markup=False,
+            soft_wrap=True,
+        )
+    if not ended.errors:
+        console.print(
+            f"✗ ranks ended without a report (torchrun: {ended.exit_code}). They last wrote:",
+            style="bold red",
+            markup=False,
+        )
+        console.print(printable(ended.output, lines=True), markup=False, soft_wrap=True)
+    elif not args.show_output:
+        console.print("Fix: --show-output shows where it was raised.", markup=False)
+    errors = [{"rank": e.rank, "kind": e.kind, "text": e.text} for e in ended.errors]
+    return Exit.RANK, {"ranks": args.ranks, "kind": None, "errors": errors}
+
+
+def _together(errors: Sequence[RankError]) -> list[tuple[str, str]]:
+    """Ranks that raised the same, with it: ("ranks 0, 2", "ValueError: no data")."""
+    said: dict[str, list[int]] = {}
+    for error in errors:
+        text = f"{error.kind}: {error.text}" if error.kind else error.text
+        said.setdefault(text, []).append(error.rank)
+    return [
+        (f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}", text)
+        for text, ranks in said.items()
+    ]

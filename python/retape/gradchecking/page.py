@@ -1,0 +1,197 @@
+"""What a check found, as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retape import _artefact, _html
+from retape._html import Card
+from retape.gradchecking import table
+from retape.gradchecking.table import DIFFERENT, EQUAL, VACUOUS
+
+TONES = {EQUAL: "good", DIFFERENT: "bad", VACUOUS: "loud"}
+_VERDICTS = {
+    EQUAL: "ranks compute what one process does, and the check could have failed",
+    DIFFERENT: "ranks compute something else",
+    VACUOUS: "nothing is proved",
+}
+_MOST = 300  # rows of a table of failures
+_COLUMNS = ("what", "tensor", "kind", "error", "tolerance", "alpha", "residual")
+
+
+@dataclass(frozen=True)
+class Cell:
+    label: str
+    word: str
+    symbol: str = ""
+    tone: str = ""  # none: plain text
+    tensors: list[list[str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Line:
+    title: str
+    cells: list[Cell]
+    story: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    lead: str
+    headings: list[str]
+    lines: list[Line]
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    lead: str
+    cards: list[Card]
+    sections: list[Section]
+    vacuous: list[str]
+    notes: list[str]
+    command: str
+    environment: str
+    tensor_headings: tuple[str, ...] = _COLUMNS
+
+
+def write(path: str, page: Page) -> None:
+    _html.write(path, render(page))
+
+
+def render(page: Page) -> str:
+    return _html.render(Path(__file__).with_name("page.html.j2"), page=page)
+
+
+def of_report(report: Mapping[str, Any], ranks: int, command: str) -> Page:
+    rows = report["rows"]
+    sections = [_runs(rows)]
+    failures = [row for row in rows if row["kind"] != EQUAL and not row["follows"]]
+    if failures:
+        sections.append(_failures(failures, sum(row["follows"] for row in rows)))
+    if report["self_test"]["rows"]:
+        sections.append(_self_test(report["self_test"]))
+    return Page(
+        title="Do ranks compute what one process would have computed?",
+        lead=f"A training step, run by up to {ranks} ranks and by one process, from the same parameters, "
+        "batch and random numbers. Every term of the loss alone, and all together. float64 decides; other "
+        "dtypes may be off by what they round.",
+        cards=_cards(report),
+        sections=sections,
+        vacuous=report["vacuous"],
+        notes=report["notes"],
+        command=command,
+        environment=_environment(),
+    )
+
+
+def _cards(report: Mapping[str, Any]) -> list[Card]:
+    rows, test = report["rows"], report["self_test"]
+    exact = [table.error_of(row) for row in rows if row["dtype"] == "float64"]
+    worst = table.error_text(max(exact, default=0.0))
+    allowed = {
+        row["tolerance"] for row in rows if row["dtype"] == "float64" and row["what"] == "gradient"
+    }
+    known = table.error_text(max(allowed, default=0.0))
+    cards = [
+        Card("verdict", report["kind"], _VERDICTS[report["kind"]], TONES[report["kind"]]),
+        Card("worst in float64", worst, f"of the largest gradient; allowed {known}", "quiet"),
+        Card("comparisons", str(len(rows)), "tensors and norms, of all runs", "quiet"),
+    ]
+    if test["rows"]:
+        lives = test["mutants"] - test["killed"]
+        figure = f"{test['killed']} of {test['mutants']}"
+        text = f"faults put in on purpose were noticed, at {test['topology']}"
+        cards.append(Card("self-test", figure, text, "loud" if lives else "good"))
+    else:
+        cards.append(Card("self-test", "none", "no fault was put in on purpose", "quiet"))
+    return cards
+
+
+def _runs(rows: Sequence[Mapping[str, Any]]) -> Section:
+    matrix = table.matrix_of(rows)
+    lines = []
+    for line in matrix.lines:
+        cells = []
+        for terms in matrix.columns:
+            found = matrix.cells.get((*line, terms))
+            if found is None:
+                cells.append(Cell(terms, ""))
+                continue
+            word = table.error_text(found.error)
+            tensors = [_tensor(row) for row in found.rows]
+            cells.append(Cell(terms, word, table.SYMBOLS[found.kind], TONES[found.kind], tensors))
+        lines.append(Line(line[0], [Cell("dtype", line[1]), *cells]))
+    return Section(
+        "Runs",
+        "The largest difference in each run, divided by the largest number of the reference.",
+        ["topology", "dtype", *matrix.columns],
+        lines,
+    )
+
+
+def _tensor(row: Mapping[str, Any]) -> list[str]:
+    numbers = [_number(row[name]) for name in _COLUMNS[3:]]
+    return [row["what"], row["tensor"], row["kind"], *numbers]
+
+
+def _number(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.6g}"
+
+
+def _failures(rows: Sequence[Mapping[str, Any]], follow: int) -> Section:
+    order = [DIFFERENT, VACUOUS]
+    lines = []
+    for row in sorted(rows, key=lambda row: order.index(row["kind"]))[:_MOST]:
+        kind = row["kind"]
+        cells = [
+            Cell("run", f"{row['topology']}; {row['dtype']}; {row['terms']}"),
+            Cell("verdict", kind, table.SYMBOLS[kind], TONES[kind]),
+            Cell("off by", _number(row["error"])),
+            Cell("alpha", _number(row["alpha"])),
+            Cell("residual", _number(row["residual"])),
+        ]
+        lines.append(Line(f"{row['what']} {row['tensor']}", cells, row["reason"]))
+    more = f"And {len(rows) - _MOST} more. " if len(rows) > _MOST else ""
+    more += f"And {follow} that these explain: norms, parameters, sums of terms." if follow else ""
+    return Section(
+        "What differs, or could not be judged",
+        "alpha is the factor that fits best, residual what it leaves. A small residual is a wrong scale.",
+        ["tensor", "run", "verdict", "off by", "alpha", "residual"],
+        lines,
+        more,
+    )
+
+
+def _self_test(test: Mapping[str, Any]) -> Section:
+    lines = []
+    for row in sorted(test["rows"], key=lambda row: row["killed"]):
+        killed = row["killed"]
+        fitted = "" if row["fitted"] is None else f"{row['fitted']:.6g}"
+        predicted = "" if row["predicted"] is None else f"{row['predicted']:.6g}"
+        noticed = "noticed" if killed else "not noticed"
+        cells = [
+            Cell("at", f"{row['place']} {row['name']} of {row['group']}"),
+            Cell("verdict", noticed, "✓" if killed else "✗", "good" if killed else "bad"),
+            Cell("predicted", predicted),
+            Cell("fitted", f"{fitted} ({row['tensor']}, {row['terms']})" if fitted else ""),
+        ]
+        pool = f" of {row['pool']}" if row["pool"] else ""
+        lines.append(Line(f"{row['mutation']}{pool}", cells, row["reason"]))
+    return Section(
+        f"Self-test at {test['topology']}",
+        "Each number that a rank gives to a sum was broken in each way, one at a time. The ratio is of a "
+        "gradient that is nothing but that contribution.",
+        ["broken", "at", "verdict", "predicted", "fitted"],
+        lines,
+    )
+
+
+def _environment() -> str:
+    facts = _artefact.environment()
+    return f"retape {facts['retape']}, torch {facts['torch']}, Python {facts['python']}, {facts['cpu']}"

@@ -1,0 +1,52 @@
+// Judging: rows for one run, from what the reference has and what ranks hold. Nothing here communicates.
+#pragma once
+
+#include "gradcheck/tolerance.h"
+
+#include <map>
+
+namespace retape::dist::detail {
+
+// What ranks hold together.
+struct United {
+  Outcome outcome;  // of each tensor the first rank's that holds it
+  // Of names in `outcome`: which ranks hold another one.
+  std::map<std::string, std::string> odd_gradients = {}, odd_parameters = {}, odd_norms = {};
+};
+
+// A run, as rows name it.
+struct Run {
+  const NamedTopology& topology;
+  Precision precision;
+  std::string terms;
+  double tolerance = 0;
+  bool random = false;  // the one term that is on draws random numbers
+};
+
+// `scale`: gradients with all terms on. Where the reference has none, ranks may have what rounds to zero
+// beside those. A tensor without gradient in both has no row.
+std::vector<GradRow> judge(const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale);
+
+// Sees through "*" at the end of a pattern.
+bool matches(const std::string& name, const std::vector<std::string>& patterns);
+
+// Reference gradients of every term alone, and of all.
+struct Terms {
+  std::vector<Term> terms;
+  std::vector<const Outcome*> alone;
+  const Outcome* all = nullptr;
+};
+
+// Where a term is too small to be judged, or not there, its row of `rows` becomes vacuous if it was equal;
+// a new one where it has none. `run.terms` is of no interest.
+void judge_visibility(
+    const Run& run, const Terms& terms, const std::vector<std::string>& may_be_dead, std::vector<GradRow>& rows);
+
+// Adds to the reason of a row that differs what its neighbours tell: only a ragged variant differs, or only
+// a dtype of production. `even`: what a variant was made from, by names.
+void explain_by_neighbours(std::vector<GradRow>& rows, const std::map<std::string, std::string>& even);
+
+// A wire that changed no number is none: the step does not look at it.
+bool wire_was_used(const std::vector<GradRow>& rows, at::ScalarType dtype, at::ScalarType wire);
+
+}  // namespace retape::dist::detail

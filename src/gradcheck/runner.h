@@ -1,0 +1,67 @@
+// Runner: runs a case, by one process or by all ranks, with the same end on every rank.
+#pragma once
+
+#include "gradcheck/unite.h"
+
+#include <exception>
+#include <optional>
+
+namespace retape::dist::detail {
+
+struct RankError {
+  int rank;
+  std::string text;
+  bool collective;  // it waited for others, or they for it: groups are broken
+};
+
+// What has come of a distributed run.
+struct Ran {
+  United united;                   // on the first rank
+  std::vector<Contribution> seen;  // on any rank
+  bool hit = false;                // the mutation was applied on some rank
+  std::vector<RankError> errors;   // the same on all
+  std::exception_ptr own;          // of this rank
+};
+
+// What to break; nothing by default.
+struct Breakage {
+  Contribution at;
+  Mutation mutation = Mutation::None;
+  double factor = 1;
+};
+
+class Runner {
+ public:
+  Runner(
+      const Group& everyone,
+      const GradCheck::Step& reference,
+      const GradCheck::Step& distributed,
+      const GradCheck::Raised& raised)
+      : everyone_(everyone), reference_(reference), distributed_(distributed), raised_(raised) {}
+
+  bool first() const { return everyone_.index() == 0; }
+
+  // Run once for each case, until `forget`. Empty but on the first rank. An exception there raises on all.
+  const Outcome& reference(const Case& what, const std::string& name);
+  void forget() { known_.clear(); }
+
+  // An exception on any rank raises on all.
+  Ran distributed(const Case& what, const std::string& name);
+  // Errors are results.
+  Ran broken(const Case& what, const Breakage& breakage);
+
+  // The first rank's decision.
+  bool decide(bool decision) const;
+
+ private:
+  Ran run(const Case& what, const std::optional<Breakage>& breakage);
+  [[noreturn]] void fail(const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const;
+
+  const Group& everyone_;
+  const GradCheck::Step& reference_;
+  const GradCheck::Step& distributed_;
+  const GradCheck::Raised& raised_;
+  std::map<std::string, Outcome> known_;
+};
+
+}  // namespace retape::dist::detail

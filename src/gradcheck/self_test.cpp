@@ -1,0 +1,188 @@
+#include "gradcheck/self_test.h"
+
+#include "gradcheck/sizes.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace retape::dist::detail {
+
+namespace {
+
+using Kind = Verdict::Kind;
+
+bool is_pool(const Topology& topology, const std::string& name) {
+  const auto& pools = topology.pools();
+  return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) { return pool.name == name; });
+}
+
+std::string raised(const RankError& error) {
+  return "rank " + std::to_string(error.rank) + " raised: " + error.text.substr(0, error.text.find('\n'));
+}
+
+}  // namespace
+
+std::vector<Trial> trials_at(
+    const Contribution& at, const std::vector<size_t>& runs, const Topology& topology, int& equivalent) {
+  std::vector<Trial> trials;
+  for (const auto mutation : mutations_of(at.place)) {
+    const auto predicted = predicted_ratio(mutation, at);
+    const bool needs_others = mutation != Mutation::Drop && mutation != Mutation::Double;
+    if (predicted == 1.0 || (needs_others && at.size == 1)) {
+      ++equivalent;
+      continue;
+    }
+    GradMutant mutant;
+    mutant.at = at;
+    mutant.mutation = mutation;
+    mutant.predicted = predicted;
+    trials.push_back({mutant, 1, runs});
+  }
+  if (at.place != Place::Count) {
+    return trials;
+  }
+  const bool known = is_pool(topology, at.group);
+  for (const auto& size : sizes_of(topology)) {
+    const bool own = std::find(size.pools.begin(), size.pools.end(), at.group) != size.pools.end();
+    if (own || (!known && size.value == at.size)) {
+      continue;
+    }
+    GradMutant mutant;
+    mutant.at = at;
+    mutant.mutation = Mutation::OtherCount;
+    mutant.pool = size.pools.front();
+    mutant.predicted = predicted_ratio(mutant.mutation, at, size.value);
+    trials.push_back({mutant, static_cast<double>(size.value), runs});
+  }
+  return trials;
+}
+
+void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
+  const GradRow* best = nullptr;
+  // Norms follow from gradients.
+  const auto distance = [&](const GradRow& row) {
+    const double far = mutant.predicted ? std::abs(row.alpha - *mutant.predicted) + row.residual : -row.error;
+    return std::pair(row.what != "gradient", far);
+  };
+  for (const auto& row : rows) {
+    if (row.kind == Kind::Different && std::isfinite(row.alpha) && (!best || distance(row) < distance(*best))) {
+      best = &row;
+    }
+  }
+  if (best) {
+    mutant.fitted = best->alpha;
+    mutant.tensor = best->tensor;
+  }
+}
+
+SelfTest::SelfTest(Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher)
+    : runner_(runner), topology_(topology), watcher_(std::move(watcher)) {
+  runs_ = plan_alone(topology, {}, options);
+  all_ = runs_.size();
+  runs_.push_back(plan_all(topology, {}, options));
+  if (auto steps = plan_steps(topology, {}, options)) {
+    runs_.push_back(std::move(*steps));
+  }
+}
+
+bool SelfTest::differs(size_t run, const Ran& ran, std::vector<GradRow>& rows) {
+  const auto& scale = runner_.reference(runs_[all_].what, runs_[all_].name());
+  const auto& reference = runner_.reference(runs_[run].what, runs_[run].name());
+  bool different = false;
+  if (runner_.first()) {
+    rows = judge(runs_[run].run, reference, ran.united, scale);
+    different = std::any_of(rows.begin(), rows.end(), [](const GradRow& row) { return row.kind == Kind::Different; });
+  }
+  return runner_.decide(different);
+}
+
+bool SelfTest::list(GradReport& report) {
+  std::vector<std::pair<Contribution, std::vector<size_t>>> seen;
+  std::vector<GradRow> rows;
+  watcher_.expect(static_cast<int>(runs_.size()));
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    watcher_.advance("self-test, " + runs_[i].name());
+    const auto ran = runner_.distributed(runs_[i].what, runs_[i].name());
+    if (differs(i, ran, rows)) {
+      report.vacuous.push_back(
+          runs_[i].name() + ": run again, it comes out different. Fix: functions that begin anew each time.");
+      return false;
+    }
+    for (const auto& each : ran.seen) {
+      const auto known = std::find_if(seen.begin(), seen.end(), [&](const auto& pair) { return pair.first == each; });
+      if (known == seen.end()) {
+        seen.push_back({each, {i}});
+      } else {
+        known->second.push_back(i);
+      }
+    }
+  }
+  for (const auto& [at, runs] : seen) {
+    const auto found = trials_at(at, runs, topology_.topology, report.equivalent);
+    trials_.insert(trials_.end(), found.begin(), found.end());
+  }
+  if (trials_.empty()) {
+    report.notes.push_back(
+        "no self-test: nothing was summed through retape::dist, so there is no contribution to break.");
+  }
+  return !trials_.empty();
+}
+
+bool SelfTest::try_one(Trial& trial, GradReport& report) {
+  auto& mutant = trial.mutant;
+  bool hit = false;
+  for (const auto run : trial.runs) {
+    const auto ran = runner_.broken(runs_[run].what, {mutant.at, mutant.mutation, trial.factor});
+    if (!ran.errors.empty()) {
+      mutant.killed = true;
+      mutant.terms = runs_[run].run.terms;
+      mutant.reason = raised(ran.errors.front());
+      const auto collective = [](const RankError& error) { return error.collective; };
+      return std::none_of(ran.errors.begin(), ran.errors.end(), collective);
+    }
+    hit |= ran.hit;
+    std::vector<GradRow> rows;
+    if (differs(run, ran, rows)) {
+      mutant.killed = true;
+      mutant.terms = runs_[run].run.terms;
+      note_fit(mutant, rows);
+      return true;
+    }
+  }
+  if (!hit) {
+    mutant.reason = "the contribution did not come by again";
+  } else if (mutant.predicted == 1.0) {
+    mutant.reason = "\"" + mutant.pool + "\" has as many ranks as \"" + mutant.at.group + "\" here";
+  } else {
+    mutant.reason = "every comparison is as without it";
+  }
+  return true;
+}
+
+void SelfTest::run(GradReport& report) {
+  if (!list(report)) {
+    return;
+  }
+  report.mutated = topology_.name;
+  watcher_.expect(static_cast<int>(trials_.size()));
+  for (size_t i = 0; i < trials_.size(); ++i) {
+    auto& trial = trials_[i];
+    watcher_.advance(std::string("self-test, ") + text(trial.mutant.mutation) + " at " + trial.mutant.at.name);
+    const bool goes_on = try_one(trial, report);
+    report.mutants.push_back(trial.mutant);
+    if (!goes_on) {
+      report.vacuous.push_back(
+          "the self-test ended with " + std::to_string(trials_.size() - i - 1) +
+          " mutants left: a rank raised, and groups that others waited in are broken.");
+      return;
+    }
+  }
+  const auto lives = report.mutants.size() - report.killed();
+  if (lives > 0) {
+    report.vacuous.push_back(
+        std::to_string(lives) + " of " + std::to_string(report.mutants.size()) +
+        " mutants of the self-test were not noticed: what they break could be wrong.");
+  }
+}
+
+}  // namespace retape::dist::detail

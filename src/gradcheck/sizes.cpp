@@ -1,0 +1,194 @@
+#include "gradcheck/sizes.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+
+namespace retape::dist::detail {
+
+namespace {
+
+// "block12" -> "block"
+std::string stem(const std::string& name) {
+  auto end = name.size();
+  while (end > 0 && std::isdigit(static_cast<unsigned char>(name[end - 1]))) {
+    --end;
+  }
+  return end == 0 ? name : name.substr(0, end);
+}
+
+bool same_ranks(const Pool& a, const Pool& b) {
+  return std::set<int>(a.ranks.begin(), a.ranks.end()) == std::set<int>(b.ranks.begin(), b.ranks.end());
+}
+
+int all_ranks(const Topology& topology) {
+  std::set<int> ranks;
+  for (const auto& pool : topology.pools()) {
+    ranks.insert(pool.ranks.begin(), pool.ranks.end());
+  }
+  return static_cast<int>(ranks.size());
+}
+
+bool all_ones(const Topology& topology) {
+  const auto& pools = topology.pools();
+  return std::all_of(pools.begin(), pools.end(), [](const Pool& pool) { return pool.size() == 1; });
+}
+
+size_t different_sizes(const Topology& topology) {
+  std::set<int> values;
+  for (const auto& size : sizes_of(topology)) {
+    values.insert(size.value);
+  }
+  return values.size();
+}
+
+// How two sizes compare, in all topologies that have both.
+struct Pair {
+  bool less = false, equal = false, greater = false;
+};
+
+std::map<std::pair<std::string, std::string>, Pair> pairs(const std::vector<NamedTopology>& topologies) {
+  std::map<std::pair<std::string, std::string>, Pair> all;
+  for (const auto& named : topologies) {
+    if (all_ones(named.topology)) {
+      continue;
+    }
+    const auto sizes = sizes_of(named.topology);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      for (size_t j = i + 1; j < sizes.size(); ++j) {
+        auto& pair = all[{sizes[i].name, sizes[j].name}];
+        pair.less |= sizes[i].value < sizes[j].value;
+        pair.equal |= sizes[i].value == sizes[j].value;
+        pair.greater |= sizes[i].value > sizes[j].value;
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<RowRange> uneven_shards(int64_t rows, int shards, bool growing) {
+  // One row each; of the others the i-th gets i parts, the last one what is left over.
+  const int64_t others = rows - shards;
+  const int64_t parts = static_cast<int64_t>(shards) * (shards - 1) / 2;
+  std::vector<int64_t> counts;
+  int64_t left = rows;
+  for (int i = 0; i < shards; ++i) {
+    counts.push_back(i + 1 == shards ? left : 1 + others * i / parts);
+    left -= counts.back();
+  }
+  if (!growing) {
+    std::reverse(counts.begin(), counts.end());
+  }
+  std::vector<RowRange> cut;
+  int64_t begin = 0;
+  for (const auto count : counts) {
+    cut.push_back({begin, begin + count});
+    begin += count;
+  }
+  return cut;
+}
+
+}  // namespace
+
+std::vector<Size> sizes_of(const Topology& topology) {
+  std::vector<Size> sizes;
+  for (const auto& pool : topology.pools()) {
+    const auto like = std::find_if(sizes.begin(), sizes.end(), [&](const Size& size) {
+      const auto& first = topology.pool(size.pools.front());
+      return first.size() == pool.size() && (stem(first.name) == stem(pool.name) || same_ranks(first, pool));
+    });
+    if (like == sizes.end()) {
+      sizes.push_back({"n_" + pool.name, {pool.name}, pool.size()});
+    } else {
+      like->pools.push_back(pool.name);
+    }
+  }
+  return sizes;
+}
+
+std::vector<std::string> vacuous_topologies(const std::vector<NamedTopology>& topologies) {
+  const auto ones = [](const NamedTopology& named) { return all_ones(named.topology); };
+  if (std::all_of(topologies.begin(), topologies.end(), ones)) {
+    return {"every pool of every topology has one rank, and no factor is wrong there. Fix: a topology of "
+            "several ranks."};
+  }
+  std::vector<std::string> reasons;
+  for (const auto& [names, pair] : pairs(topologies)) {
+    if (pair.equal && !pair.less && !pair.greater) {
+      reasons.push_back(
+          names.first + " and " + names.second +
+          " are equal in every topology: one in place of the other would not be seen. Fix: a topology in which "
+          "all sizes are different, like 6, 3, 2.");
+    }
+  }
+  return reasons;
+}
+
+std::vector<std::string> notes_on(const std::vector<NamedTopology>& topologies) {
+  std::vector<std::string> notes;
+  std::string one_way;
+  for (const auto& [names, pair] : pairs(topologies)) {
+    if (pair.less != pair.greater) {
+      const auto& [more, fewer] = pair.greater ? names : std::pair{names.second, names.first};
+      one_way += (one_way.empty() ? "" : ", ") + more + " > " + fewer;
+    }
+  }
+  if (!one_way.empty()) {
+    notes.push_back("rows go from pool to pool in one direction of fan only: always " + one_way + ".");
+  }
+  const auto is = [](const NamedTopology& named) { return is_ragged(named.topology); };
+  if (std::none_of(topologies.begin(), topologies.end(), is)) {
+    notes.push_back("all shards are even: a mean of each rank's mean would not be seen.");
+  }
+  return notes;
+}
+
+bool is_ragged(const Topology& topology) {
+  for (const auto& pool : topology.pools()) {
+    for (const auto& shard : pool.shards) {
+      if (shard.size() != pool.shards.front().size()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+std::optional<Topology> ragged(const Topology& topology) {
+  auto pools = topology.pools();
+  bool changed = false;
+  bool growing = true;
+  for (auto& pool : pools) {
+    if (pool.size() > 1 && topology.rows() > pool.size()) {
+      // Pools in turns, so that a rank's overlaps with another pool are uneven too.
+      pool.shards = uneven_shards(topology.rows(), pool.size(), growing);
+      growing = !growing;
+      changed = true;
+    }
+  }
+  if (!changed) {
+    return std::nullopt;
+  }
+  return Topology(topology.rows(), std::move(pools));
+}
+
+const NamedTopology* most_different(const std::vector<NamedTopology>& topologies) {
+  const NamedTopology* best = nullptr;
+  for (const auto& named : topologies) {
+    if (all_ones(named.topology)) {
+      continue;
+    }
+    const auto score = [](const NamedTopology& t) {
+      const auto different = different_sizes(t.topology);
+      // Ranks in a sum are what mutations multiply; an even cut is what predictions are for.
+      return std::tuple(different == sizes_of(t.topology).size(), different, !is_ragged(t.topology), -all_ranks(t.topology));
+    };
+    if (!best || score(named) > score(*best)) {
+      best = &named;
+    }
+  }
+  return best;
+}
+
+}  // namespace retape::dist::detail
