@@ -183,9 +183,11 @@ void Agreement::explain_difference(const Call& call) {
   });
   std::string text = "[" + group_ + "] call " + std::to_string(sequence_) + ": ";
   std::vector<int> odd;
+  int calls = 0;  // different ones; complaints alone are not for the order of calls
   std::string sep;
   for (const auto& [what, ranks] : said) {
     const bool complains = what[0] == '!';
+    calls += complains ? 0 : 1;
     if (&what == &usual->first && !complains) {
       continue;
     }
@@ -197,7 +199,9 @@ void Agreement::explain_difference(const Call& call) {
     text += ", and " + ranks_text(usual->second) + " would " + usual->first;
   }
   throw CollectiveError(
-      text + ". Nothing was sent. Fix: every rank makes the same calls with the same tensors in the same order.", odd);
+      text + ". Nothing was sent." +
+          (calls < 2 ? "" : " Fix: every rank makes the same calls with the same tensors in the same order."),
+      odd);
 }
 
 void Agreement::forget(uint64_t sequence) {

@@ -2,6 +2,7 @@
 
 # Without `from __future__ import annotations`: DDP looks at those of a hook, and wants types, not texts.
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ class SumHook:
 
     With a loss that is divided by a global count the sum is the gradient of the mean over all ranks,
     however many items each has. Buckets are agreed on before they move, by the names of their parameters.
+    With microbatches: `with model.no_sync():` around all but the last. DDP reduces what has accumulated, so
+    that a second sum would count the first one once per rank; that raises UsageError.
     """
 
     def __init__(self, model: nn.parallel.DistributedDataParallel, group: _dist.Group | None = None) -> None:
@@ -27,10 +30,27 @@ class SumHook:
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         # DDP waits for futures; somebody has to wait for the sums, in order.
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="retape-sums")
+        self._summed: set[int] = set()  # parameters whose gradient is a sum over ranks already
+        for parameter in model.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(partial(self._before_accumulation, parameter))
         model.register_comm_hook(self, _sum)
+
+    def _before_accumulation(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if id(parameter) not in self._summed:
+            return
+        if parameter.grad is None or not parameter.grad.any():
+            self._summed.discard(id(parameter))
+            return
+        raise _C.UsageError(
+            f"[SumHook] {self._names.get(id(parameter), '?')!r} has a gradient that was summed over ranks, and "
+            "this backward would add to it: a second sum would count it once per rank. Fix: zero_grad() "
+            "between steps, `with model.no_sync():` around all microbatches but the last."
+        )
 
 
 def _sum(hook: SumHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    hook._summed.update(id(p) for p in bucket.parameters())
     names = [hook._names.get(id(p), "?") for p in bucket.parameters()]
     buffer = bucket.buffer()
     pending = hook.group.sum_async(", ".join(names), buffer)

@@ -1,0 +1,400 @@
+"""What three ranks do with retape.dist, for tests/python/test_dist.py: each tells what it saw.
+
+A scenario has a group of its own: after a CollectiveError a group is broken.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+from tests.python import ranks
+from torch import nn
+
+import retape
+import retape.dist as rd
+
+RANKS = 3
+TIMEOUT = 60.0
+SHORT = 3.0  # where a rank is meant to be missing
+COUNTS = (1, 4, 7)  # items of each rank
+SCENARIOS: list[Callable[[Any, int], dict[str, Any]]] = []
+
+
+def scenario(run: Callable[[Any, int], dict[str, Any]]) -> Callable[[Any, int], dict[str, Any]]:
+    SCENARIOS.append(run)
+    return run
+
+
+def rows_of(rank: int, width: int = 3) -> torch.Tensor:
+    return torch.randn(
+        COUNTS[rank], width, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)
+    )
+
+
+def all_rows() -> torch.Tensor:
+    return torch.cat([rows_of(rank) for rank in range(RANKS)])
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def error_of(call: Callable[[], Any]) -> dict[str, Any]:
+    """What it raised; fails if nothing."""
+    try:
+        call()
+    except Exception as error:
+        kinds = [each.__name__ for each in type(error).__mro__]
+        return {"kinds": kinds, "text": str(error), "ranks": getattr(error, "ranks", None)}
+    raise AssertionError("nothing was raised")
+
+
+def difference(model: nn.Module, reference: nn.Module) -> float:
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return max(float((a.grad - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)
+
+
+def reference_of_mean() -> nn.Module:
+    """One process with the rows of all ranks."""
+    reference = net()
+    (reference(all_rows()).square().sum() / sum(COUNTS)).backward()
+    return reference
+
+
+# ---- groups ----------------------------------------------------------------------------------------
+
+
+@scenario
+def sums(group: Any, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"size": len(group), "index": group.index, "repr": repr(group)}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        tensor = torch.full((3,), rank + 1, dtype=dtype)
+        group.sum("t", tensor)
+        found[str(dtype)] = tensor.tolist()
+    later = torch.ones(2) * rank
+    pending = group.sum_async("later", later)
+    pending.wait()
+    pending.wait()
+    found["async"] = later.tolist()
+    return found
+
+
+@scenario
+def broadcast_gather_agree(group: Any, rank: int) -> dict[str, Any]:
+    tensor = torch.tensor([rank])
+    gathered = [each.tolist() for each in group.gather("g", tensor)]
+    group.broadcast("b", tensor, 2)
+    group.barrier("here")
+    group.agree("settings", "the same")
+    group.agree(rd.Topology(6, [rd.Pool("all", [0, 1, 2])]))
+    return {"broadcast": tensor.tolist(), "gathered": gathered}
+
+
+@scenario
+def another_name(group: Any, rank: int) -> dict[str, Any]:
+    tensor = torch.full((2,), float(rank))
+    found = error_of(lambda: group.sum("bias" if rank == 1 else "weight", tensor))
+    again = error_of(lambda: group.sum("weight", tensor))
+    return {**found, "after": tensor.tolist(), "again": again}
+
+
+@scenario
+def another_dtype(group: Any, rank: int) -> dict[str, Any]:
+    tensor = torch.ones(2, dtype=torch.int32 if rank == 2 else torch.float32)
+    return {**error_of(lambda: group.sum("w", tensor)), "after": tensor.tolist()}
+
+
+@scenario
+def another_topology(group: Any, rank: int) -> dict[str, Any]:
+    topology = rd.Topology(6 + (rank == 0), [rd.Pool("all", [0, 1, 2])])
+    return error_of(lambda: group.agree(topology))
+
+
+@scenario
+def a_complaint(group: Any, rank: int) -> dict[str, Any]:
+    return error_of(lambda: group.agree("data", "x", "no data left" if rank == 2 else ""))
+
+
+@scenario
+def a_rank_that_does_not_come(group: Any, rank: int) -> dict[str, Any]:
+    short = rd.Group(torch_dist.new_group(), name="short", timeout=SHORT)
+    tensor = torch.ones(2)
+    found = {} if rank == 1 else error_of(lambda: short.sum("w", tensor))
+    group.barrier("both have raised")
+    return {**found, "after": tensor.tolist()}
+
+
+# ---- reducers --------------------------------------------------------------------------------------
+
+
+@scenario
+def reducer(group: Any, rank: int) -> dict[str, Any]:
+    small = rd.SumReducer(group, bucket_bytes=16)
+    tensors = {
+        "a": torch.full((5,), float(rank)),
+        "b": torch.full((2, 2), rank + 1, dtype=torch.float64),
+        "c": torch.full((3,), 2.0 * rank),
+        "d": torch.full((2, 6), float(rank)).t(),  # not contiguous
+    }
+    for name, tensor in tensors.items():
+        small.add(name, rd.Partial(tensor))
+    small.reduce_async()
+    small.wait()
+    return {name: sorted(set(tensor.flatten().tolist())) for name, tensor in tensors.items()}
+
+
+@scenario
+def reducer_wire(group: Any, rank: int) -> dict[str, Any]:
+    narrow = rd.SumReducer(group, wire=torch.bfloat16)
+    tensor = torch.tensor([1.0 + 2**-12])  # bfloat16 does not have it
+    narrow.add("t", rd.Partial(tensor))
+    narrow.reduce()
+    return {"sum": tensor.tolist(), "dtype": str(tensor.dtype)}
+
+
+@scenario
+def gradients_that_are_none(group: Any, rank: int) -> dict[str, Any]:
+    model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("all", "one", "none")})
+    model["all"].weight.grad = torch.full((1, 2), float(rank + 1))
+    if rank == 1:
+        model["one"].weight.grad = torch.full((1, 2), 7.0)
+    summing = rd.SumReducer(group)
+    summing.add_gradients(model)
+    summing.reduce()
+    found = {name: layer.weight.grad for name, layer in model.items()}
+    return {name: None if grad is None else grad.flatten().tolist() for name, grad in found.items()}
+
+
+@scenario
+def not_finite(group: Any, rank: int) -> dict[str, Any]:
+    tensors = {"first": torch.ones(2), "second": torch.ones(2)}
+    if rank == 1:
+        tensors["second"][1] = torch.nan
+    careful = rd.SumReducer(group, check_finite=True)
+    for name, tensor in tensors.items():
+        careful.add(name, rd.Partial(tensor))
+    return {**error_of(careful.reduce), "after": tensors["first"].tolist()}
+
+
+@scenario
+def once(group: Any, rank: int) -> dict[str, Any]:
+    value = torch.full((2,), 5.0)
+    totals = []
+    for owner in range(RANKS):
+        part = rd.contribute_once(f"p{owner}", rd.Replicated(value), group, owner).value.clone()
+        group.sum("p", part)
+        totals.append(part.tolist())
+    return {
+        "totals": totals,
+        "no owner": error_of(lambda: rd.contribute_once("p", rd.Replicated(value), group, 3)),
+    }
+
+
+# ---- counts, residuals, norms ----------------------------------------------------------------------
+
+
+@scenario
+def ragged_mean(group: Any, rank: int) -> dict[str, Any]:
+    model = net()
+    rows = rows_of(rank)
+    count = rd.count_global("rows", len(rows), group)
+    rd.normalize(model(rows).square().sum(), count).value.backward()
+    summing = rd.SumReducer(group)
+    summing.add_gradients(model.named_parameters())
+    summing.reduce()
+    return {
+        "count": int(count),
+        "value": count.value,
+        "off": difference(model, reference_of_mean()),
+    }
+
+
+@scenario
+def count_of_nothing(group: Any, rank: int) -> dict[str, Any]:
+    return error_of(lambda: rd.count_global("rows", 0, group))
+
+
+@scenario
+def count_below_zero(group: Any, rank: int) -> dict[str, Any]:
+    return error_of(lambda: rd.count_global("rows", -1 if rank == 2 else 5, group))
+
+
+@scenario
+def residual(group: Any, rank: int) -> dict[str, Any]:
+    local = torch.tensor([rank + 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    total = rd.global_residual("t", local, group)
+    total.square().sum().backward()  # every rank computes it
+    return {"total": total.tolist(), "gradient": local.grad.tolist()}
+
+
+def sharded() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What all ranks hold, and a parameter for each rank alone; gradients are set."""
+    held = [torch.full((2,), 3.0, dtype=torch.float64)]
+    alone = [torch.full((rank + 1,), 2.0, dtype=torch.float64) for rank in range(RANKS)]
+    for each in [*held, *alone]:
+        each.requires_grad_()
+        each.grad = each.detach().clone()
+    return held, alone
+
+
+@scenario
+def clipping(group: Any, rank: int) -> dict[str, Any]:
+    held, alone = sharded()
+    mine = [alone[rank]]
+    only_me = type(group).alone("me", rank)
+    twice = [*held, *held]  # tied: counts once
+    norm = rd.clip_grad_norm([(twice, group), (mine, only_me)], 1.0, group)
+    expected_held, expected_alone = sharded()
+    expected = torch.nn.utils.clip_grad_norm_([*expected_held, *expected_alone], 1.0)
+    pairs = [(held[0], expected_held[0]), (mine[0], expected_alone[rank])]
+    off = max(float((a.grad - b.grad).abs().max()) for a, b in pairs)
+    largest = rd.clip_grad_norm([(held, group), (mine, only_me)], 9.0, group, float("inf"))
+    return {
+        "norm": norm,
+        "expected": float(expected),
+        "off": off,
+        "largest": largest,
+        "left": float(held[0].grad[0]),
+    }
+
+
+# ---- edges -----------------------------------------------------------------------------------------
+
+
+def over_edge(group: Any, rank: int, source: rd.Pool, target: rd.Pool) -> dict[str, Any]:
+    """Rows i hold i; the loss of a row is its square times the receiver's rank and one."""
+    topology = rd.Topology(7, [source, target])
+    edge = rd.Edge("e", topology, source.name, target.name, group)
+    pool = topology.pool(source.name if rank in source.ranks else target.name)
+    begin, end = pool.shards[pool.index_of(rank)]
+    mine = torch.arange(begin, end, dtype=torch.float64).view(-1, 1)
+    if rank in source.ranks:
+        edge.send("x", mine)
+        edge.send("unused", mine)
+        return {
+            "rows": [begin, end],
+            "gradient": edge.receive_gradient("x", mine).flatten().tolist(),
+            "unused": edge.receive_gradient("unused", mine).flatten().tolist(),
+        }
+    leaf, unused = edge.receive("x", mine), edge.receive("unused", mine)
+    (leaf.square().sum() * (rank + 1)).backward()
+    edge.send_gradient("x", leaf.grad, leaf)
+    edge.send_gradient("unused", unused.grad, unused)
+    return {
+        "rows": [begin, end],
+        "received": leaf.flatten().tolist(),
+        "leaf": leaf.is_leaf and leaf.requires_grad,
+    }
+
+
+@scenario
+def edge_to_fewer(group: Any, rank: int) -> dict[str, Any]:
+    return over_edge(group, rank, rd.Pool("many", [0, 1], [(0, 2), (2, 7)]), rd.Pool("one", [2]))
+
+
+@scenario
+def edge_to_more(group: Any, rank: int) -> dict[str, Any]:
+    return over_edge(group, rank, rd.Pool("one", [2]), rd.Pool("many", [0, 1], [(0, 5), (5, 7)]))
+
+
+# ---- beside torch's own ----------------------------------------------------------------------------
+
+
+@scenario
+def ddp(group: Any, rank: int) -> dict[str, Any]:
+    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=1e-4)
+    hook = rd.SumHook(model)
+    rows = rows_of(rank)
+    off = []
+    for _ in range(2):  # buckets are made anew after the first
+        model.zero_grad()
+        count = rd.count_global("rows", len(rows), hook.group)
+        rd.normalize(model(rows).square().sum(), count).value.backward()
+        off.append(difference(model.module, reference_of_mean()))
+    return {"off": max(off), "names": list(rd.gradients_of(model))}
+
+
+@scenario
+def ddp_microbatches(group: Any, rank: int) -> dict[str, Any]:
+    """DDP reduces what has accumulated: all microbatches but the last are left to add up first."""
+    model = nn.parallel.DistributedDataParallel(net())
+    hook = rd.SumHook(model)
+    rows = rows_of(rank)
+    count = rd.count_global("rows", len(rows), hook.group)
+    first, last = rows[:1], rows[1:]  # the first rank's last one is empty
+    off = []
+    for set_to_none in (True, False):  # two steps
+        with model.no_sync():
+            rd.normalize(model(first).square().sum(), count).value.backward()
+        rd.normalize(model(last).square().sum(), count).value.backward()
+        off.append(difference(model.module, reference_of_mean()))
+        model.zero_grad(set_to_none=set_to_none)
+    rd.normalize(model(rows).square().sum(), count).value.backward()
+    off.append(difference(model.module, reference_of_mean()))
+    error = ""
+    loss = model(last).square().sum()
+    try:
+        loss.backward()  # on top of what was summed
+    except retape.UsageError as raised:
+        error = str(raised)
+    return {"off": max(off), "error": error}
+
+
+@scenario
+def ddp_average(group: Any, rank: int) -> dict[str, Any]:
+    """Without the hook: each rank's own mean, averaged."""
+    model = nn.parallel.DistributedDataParallel(net())
+    rows = rows_of(rank)
+    (model(rows).square().sum() / len(rows)).backward()
+    return {"off": difference(model.module, reference_of_mean())}
+
+
+@scenario
+def ddp_and_a_call_too_many(group: Any, rank: int) -> dict[str, Any]:
+    model = nn.parallel.DistributedDataParallel(net())
+    hook = rd.SumHook(model, group)
+    loss = model(rows_of(rank)).sum()
+
+    def step() -> None:
+        if rank == 1:
+            hook.group.sum("odd", torch.ones(1))
+        loss.backward()
+
+    return error_of(step)
+
+
+@scenario
+def fsdp(group: Any, rank: int) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert rd.fsdp_sums(model) is model
+    rows = rows_of(rank)
+    count = rd.count_global("rows", len(rows), group)
+    rd.normalize(model(rows).square().sum(), count).value.backward()
+    reference = reference_of_mean()
+    whole = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    pairs = zip(whole, reference.parameters(), strict=True)
+    return {"off": max(float((a - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)}
+
+
+def main() -> None:
+    rank = torch_dist.get_rank()
+    for run in SCENARIOS:
+        own = torch_dist.new_group(group_desc=run.__name__)
+        try:
+            found = run(rd.Group(own, timeout=TIMEOUT), rank)
+        except Exception:
+            found = {"failed": traceback.format_exc()}
+        ranks.tell(scenario=run.__name__, **found)
+        torch_dist.barrier()

@@ -1,0 +1,295 @@
+"""retape.dist from Python: three ranks under torchrun do what tests/python/dist_scenarios.py says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.python import dist_scenarios, ranks
+from torch import nn
+
+import retape
+import retape.dist as rd
+
+RANKS = dist_scenarios.RANKS
+Told = Callable[[str], list[dict]]
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory) -> list[dict]:
+    return ranks.run_once("tests.python.dist_scenarios", RANKS, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def told(lines) -> Told:
+    """What each rank told of a scenario, in order of ranks."""
+
+    def of(scenario: str) -> list[dict]:
+        found = sorted((x for x in lines if x["scenario"] == scenario), key=lambda x: x["rank"])
+        assert len(found) == RANKS
+        for line in found:
+            assert "failed" not in line, f"rank {line['rank']}: {line['failed']}"
+        return found
+
+    return of
+
+
+def check_collective(line: dict, blamed: list[int]) -> None:
+    assert line["kinds"][:3] == ["CollectiveError", "Error", "RuntimeError"]
+    assert line["ranks"] == blamed
+
+
+# ---- groups ----------------------------------------------------------------------------------------
+
+
+def test_sums_are_in_place_for_every_dtype(told):
+    for rank, line in enumerate(told("sums")):
+        for dtype in ("float32", "float64", "bfloat16", "int64"):
+            assert line[f"torch.{dtype}"] == [6, 6, 6]
+        assert line["async"] == [3, 3]
+        assert (line["size"], line["index"]) == (RANKS, rank)
+        assert line["repr"] == f'<Group "sums" of 3, index {rank}>'
+
+
+def test_broadcast_gather_and_agreement(told):
+    for line in told("broadcast_gather_agree"):
+        assert line["broadcast"] == [2]
+        assert line["gathered"] == [[0], [1], [2]]
+
+
+def test_a_call_of_another_name_raises_on_all_and_changes_nothing(told):
+    for rank, line in enumerate(told("another_name")):
+        check_collective(line, [1])
+        assert (
+            'rank 1 would sum "bias" Float[2], and ranks 0 and 2 would sum "weight"' in line["text"]
+        )
+        assert line["after"] == [rank, rank]
+        assert line["again"]["text"] == line["text"]  # the group is broken, and says why
+        assert line["again"]["ranks"] == [1]
+
+
+def test_a_call_of_another_dtype_raises_on_all(told):
+    for line in told("another_dtype"):
+        check_collective(line, [2])
+        assert '"w" Int[2]' in line["text"]
+        assert line["after"] == [1, 1]
+
+
+def test_another_topology_and_complaints_raise_on_all(told):
+    for line in told("another_topology"):
+        check_collective(line, [0])
+        assert "7 rows" in line["text"]
+    for line in told("a_complaint"):
+        check_collective(line, [2])
+        assert "rank 2: no data left" in line["text"]
+
+
+def test_a_rank_that_does_not_come_is_named(told):
+    for rank, line in enumerate(told("a_rank_that_does_not_come")):
+        assert line["after"] == [1, 1]
+        if rank != 1:
+            check_collective(line, [1])
+            assert "rank 1 did not come within 3000 ms" in line["text"]
+
+
+# ---- reducers --------------------------------------------------------------------------------------
+
+
+def test_a_reducer_sums_many_tensors_of_several_dtypes(told):
+    for line in told("reducer"):
+        assert (line["a"], line["b"], line["c"], line["d"]) == ([3], [6], [6], [3])
+
+
+def test_a_narrow_wire_rounds(told):
+    for line in told("reducer_wire"):
+        assert (line["sum"], line["dtype"]) == ([3.0], "torch.float32")
+
+
+def test_a_gradient_that_is_none_on_one_rank_counts_as_zeros(told):
+    for line in told("gradients_that_are_none"):
+        assert line["all"] == [6, 6]
+        assert line["one"] == [7, 7]
+        assert line["none"] is None
+
+
+def test_what_is_not_finite_is_named_before_it_spreads(told):
+    for line in told("not_finite"):
+        check_collective(line, [1])
+        assert (
+            'rank 1: "second" has 1 values that are not finite, the first at [1]: nan'
+            in line["text"]
+        )
+        assert line["after"] == [1, 1]
+
+
+def test_what_is_replicated_is_contributed_once(told):
+    for line in told("once"):
+        assert line["totals"] == [[5, 5]] * RANKS
+        assert line["no owner"]["kinds"][0] == "UsageError"
+        assert "no index 3 in group" in line["no owner"]["text"]
+
+
+# ---- counts, residuals, norms ----------------------------------------------------------------------
+
+
+def test_a_mean_over_ragged_ranks_is_that_of_one_process(told):
+    for line in told("ragged_mean"):
+        assert line["count"] == line["value"] == sum(dist_scenarios.COUNTS)
+        assert line["off"] < 1e-14
+
+
+def test_counts_that_cannot_be_divided_by_are_refused_on_all(told):
+    for line in told("count_of_nothing"):
+        assert line["kinds"][0] == "UsageError"
+        assert "nothing to divide by" in line["text"]
+    for line in told("count_below_zero"):
+        assert line["kinds"][0] == "UsageError"
+        assert "counts less than none" in line["text"]
+
+
+def test_a_residual_has_the_value_of_all_and_the_gradient_of_its_own(told):
+    for line in told("residual"):
+        assert line["total"] == [6, 6]
+        assert line["gradient"] == [12, 12]  # torch's all_reduce gives 36
+
+
+def test_a_clip_norm_counts_every_parameter_once(told):
+    for line in told("clipping"):
+        assert line["norm"] == pytest.approx(line["expected"], rel=1e-15)
+        assert line["norm"] == pytest.approx((2 * 9 + 6 * 4) ** 0.5, rel=1e-15)
+        assert line["off"] < 1e-15
+        assert line["largest"] == line["left"]  # below the limit: untouched
+
+
+# ---- edges -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", ["edge_to_fewer", "edge_to_more"])
+def test_rows_go_over_an_edge_and_gradients_come_back(told, scenario):
+    lines = told(scenario)
+    receivers = {rank: line for rank, line in enumerate(lines) if "received" in line}
+    assert len(receivers) == (1 if scenario == "edge_to_fewer" else 2)
+    for line in receivers.values():
+        assert line["received"] == list(range(*line["rows"]))
+        assert line["leaf"]
+    for line in lines:
+        if "gradient" not in line:
+            continue
+        begin, end = line["rows"]
+        taker = [
+            next(r for r, each in receivers.items() if each["rows"][0] <= row < each["rows"][1])
+            for row in range(begin, end)
+        ]
+        expected = [
+            2.0 * row * (rank + 1) for row, rank in zip(range(begin, end), taker, strict=True)
+        ]
+        assert line["gradient"] == expected
+        assert line["unused"] == [0.0] * (end - begin)
+
+
+# ---- beside torch's own ----------------------------------------------------------------------------
+
+
+def test_ddp_with_a_hook_is_one_process_and_without_is_not(told):
+    for line in told("ddp"):
+        assert line["off"] < 1e-14
+        assert line["names"] == [name for name, _ in dist_scenarios.net().named_parameters()]
+    for line in told("ddp_average"):
+        assert line["off"] > 0.1
+
+
+def test_microbatches_under_ddp_are_summed_once_or_raise(told):
+    for line in told("ddp_microbatches"):
+        assert line["off"] < 1e-14
+        assert "was summed over ranks" in line["error"] and "no_sync()" in line["error"]
+
+
+def test_a_call_too_many_beside_ddp_is_named_on_all(told):
+    for line in told("ddp_and_a_call_too_many"):
+        assert "RuntimeError" in line["kinds"]
+        assert 'rank 1 would sum "odd" Float[1]' in line["text"]
+
+
+def test_fsdp_with_sums_is_one_process(told):
+    for line in told("fsdp"):
+        assert line["off"] < 1e-14
+
+
+# ---- without ranks ---------------------------------------------------------------------------------
+
+
+def alone():
+    from retape import _dist
+
+    return _dist.Group.alone("me")
+
+
+def test_a_replicated_value_in_a_sum_is_a_type_error_with_the_fix():
+    part, whole = rd.Partial(torch.ones(2)), rd.Replicated(torch.ones(2))
+    fix = r"counted once per rank. Fix: retape.dist.contribute_once"
+    for add in (lambda: part + whole, lambda: whole + part):
+        with pytest.raises(TypeError, match=fix):
+            add()
+    reducer = rd.SumReducer(alone())
+    with pytest.raises(TypeError, match=r"\[SumReducer.add\] .*" + fix):
+        reducer.add("w", whole)
+    with pytest.raises(
+        TypeError, match=r"'w': expected a Partial, got Tensor. Fix: Partial\(tensor\)"
+    ):
+        reducer.add("w", torch.ones(2))
+    with pytest.raises(TypeError, match="expected a Replicated, got Partial"):
+        rd.contribute_once("w", part, alone())
+    with pytest.raises(TypeError):
+        part + 1
+
+
+def test_likes_are_added_and_scaled():
+    one, two = torch.ones(2), torch.full((2,), 2.0)
+    for kind in (rd.Partial, rd.Replicated):
+        made = 3 * kind(one) + kind(two) * 0.5
+        assert type(made) is kind
+        assert made.value.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("count", [5, 5.0, torch.tensor(5)])
+def test_only_a_global_count_is_a_denominator(count):
+    with pytest.raises(
+        TypeError, match=r"\[normalize\] expected a GlobalCount, got .*count_global"
+    ):
+        rd.normalize(torch.ones(()), count)
+    with pytest.raises(TypeError):
+        rd.GlobalCount(5)
+
+
+def test_a_group_needs_torch_distributed():
+    with pytest.raises(retape.UsageError, match="torch.distributed is not initialized. Fix: "):
+        rd.Group()
+
+
+def test_fsdp_sums_wants_fully_shard_first():
+    with pytest.raises(
+        retape.UsageError, match=r"no module is under fully_shard. Fix: call it after"
+    ):
+        rd.fsdp_sums(nn.Linear(2, 2))
+
+
+def test_topologies_are_values():
+    topology = rd.Topology(
+        10, [rd.Pool("a", [0, 1]), rd.Pool("b", [2, 3, 4], [(0, 1), (1, 4), (4, 10)])]
+    )
+    assert topology.pool("a").shards == [(0, 5), (5, 10)]
+    assert topology.overlap("a", 0, "b", 2) == (4, 5)
+    assert topology.world_size == 5
+    assert (len(topology.pool("b")), topology.pool("b").leader, topology.pool("b").index_of(0)) == (
+        3,
+        2,
+        -1,
+    )
+    same = rd.Topology(10, topology.pools)
+    assert same == topology
+    assert hash(same) == hash(topology)
+    with pytest.raises(retape.UsageError, match="[ab]"):
+        topology.pool("c")
+    with pytest.raises(retape.UsageError):
+        rd.Topology(10, [rd.Pool("a", [0, 1], [(0, 5), (6, 10)])])

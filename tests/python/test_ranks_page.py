@@ -1,0 +1,100 @@
+"""docs/ranks.md and its example: code, output and numbers are those that four ranks give."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as torch_dist
+from rich.console import Console
+from tests.python import dist_zoo, ranks
+
+from retape.gradchecking import factory, table
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples/python/check_my_ddp.py"
+PAGE = (ROOT / "docs/ranks.md").read_text(encoding="utf-8")
+NAMES = ("as_it_was", "half_way", "factory")
+NUMBER = re.compile(r"\d+(\.\d+)?e-\d+")  # what rounding makes
+
+
+def main() -> None:
+    """By every rank: each factory of the example."""
+    sys.path.insert(0, str(EXAMPLE.parent))
+    for name in NAMES:
+        report = factory.make(f"{EXAMPLE.stem}:{name}").run()
+        if torch_dist.get_rank() == 0:
+            ranks.tell(name=name, report=report.to_dict(), text=report.explain())
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> dict[str, dict]:
+    base = tmp_path_factory.getbasetemp()
+    told = ranks.run_once("tests.python.test_ranks_page", 4, base)
+    return {line["name"]: line for line in told}
+
+
+def fenced(language: str) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [block for of, block in blocks if of == language]
+
+
+def printed(told: dict) -> list[str]:
+    """As the command prints it, without lines that are empty."""
+    console = Console(file=io.StringIO(), width=80)
+    table.print_report(told["report"], told["text"], console)
+    lines = console.file.getvalue().splitlines()
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_the_code_of_the_page_is_that_of_the_example():
+    blocks = fenced("python")
+    assert len(blocks) == 3
+    source = EXAMPLE.read_text(encoding="utf-8")
+    for block in blocks:
+        assert block in source
+    assert "import retape.dist as rd\n" in source
+
+
+def test_the_script_as_it_was_is_different_and_no_factor_explains_it(reports):
+    report = reports["as_it_was"]["report"]
+    assert report["kind"] == "different"
+    assert {row["kind"] for row in report["rows"]} == {"different"}
+    assert all("a mean of each rank's mean" in row["reason"] for row in report["rows"])
+    assert min(row["residual"] for row in report["rows"]) > 0.05
+
+
+def test_half_of_the_fix_is_named(reports):
+    report = reports["half_way"]["report"]
+    assert report["kind"] == "different"
+    assert all(row["guesses"] == ["1 / n_ranks"] for row in report["rows"])
+
+
+def test_the_fix_is_equal_and_the_check_bites(reports):
+    report = reports["factory"]["report"]
+    assert report["kind"] == "equal"
+    assert {row["topology"] for row in report["rows"]} == {"4", "4, ragged"}
+    assert max(row["error"] for row in report["rows"] if row["dtype"] == "float64") < 1e-14
+    assert report["self_test"]["killed"] == report["self_test"]["mutants"] == 2
+
+
+def test_the_output_of_the_page_is_what_is_printed(reports):
+    right, was, line, half = (block.splitlines() for block in fenced(""))
+    shown = printed(reports["as_it_was"])
+    assert [each for each in shown if not each.startswith(("  [", "  note:"))] == was
+    assert line[0] in shown
+    assert printed(reports["half_way"]) == half
+    # Here all numbers are rounding errors, which are those of the machine.
+    masked = [
+        [NUMBER.sub("#", each) for each in lines] for lines in (printed(reports["factory"]), right)
+    ]
+    assert masked[0] == masked[1]
+    assert sum("#" in each for each in masked[0]) == 5
+
+
+def test_the_table_of_the_page_has_every_animal():
+    rows = PAGE.split("| animal |")[1].split("\n\n")[0].splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [each.name for each in dist_zoo.ANIMALS]
