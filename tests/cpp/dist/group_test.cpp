@@ -1,7 +1,9 @@
 // What ranks do together, and what happens where they do not do the same.
 #include "ranks.h"
 
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <filesystem>
 #include <fstream>
@@ -255,6 +257,61 @@ TEST(Absence, ACallThatOneRankSkipsAtTheEnd) {
   for (const auto& end : ends) {
     EXPECT_EQ(end.error, "");
   }
+}
+
+// Without a launcher rank 0 serves the store, and with it goes what ranks agree through.
+void expect_host_is_named(int signal) {
+  int port = 0;
+  {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+    ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+    port = ntohs(address.sin_port);
+    ::close(fd);
+  }
+  RunOptions options;
+  options.patience = std::chrono::seconds(3);  // for one that is stopped
+  const auto ends = run_ranks(
+      3,
+      [&](World& launched) {
+        ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+        ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+        WorldOptions short_wait;
+        short_wait.timeout = std::chrono::milliseconds(1500);
+        const auto world = World::from_environment(short_wait);
+        const auto all = world.all();
+        std::string text;
+        std::vector<int> ranks;
+        try {
+          all.barrier("start");  // some may still be on their way out of it
+          if (launched.rank() == 0) {
+            ::raise(signal);
+          }
+          all.barrier("later");
+        } catch (const CollectiveError& error) {
+          text = error.what();
+          ranks = error.ranks();
+        }
+        RANK_EXPECT_TEXT(text, "rank 0", "has ended or is stopped");
+        RANK_EXPECT(ranks == std::vector<int>{0});
+        throw std::runtime_error("told");  // starts the patience
+      },
+      options);
+  EXPECT_NE(ends[0].signal, 0);
+  EXPECT_EQ(ends[1].error, "told");
+  EXPECT_EQ(ends[2].error, "told");
+}
+
+TEST(Absence, TheRankThatHostsTheStoreIsKilled) {
+  expect_host_is_named(SIGKILL);
+}
+
+TEST(Absence, TheRankThatHostsTheStoreIsStopped) {
+  expect_host_is_named(SIGSTOP);
 }
 
 TEST(RunRanks, AnErrorOfARankIsItsEnd) {
