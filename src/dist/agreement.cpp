@@ -41,13 +41,19 @@ std::string ranks_text(const std::vector<int>& ranks) {
 }
 
 Agreement::Agreement(
-    c10::intrusive_ptr<c10d::Store> store, std::string group, std::vector<int> ranks, int index, Milliseconds timeout)
+    c10::intrusive_ptr<c10d::Store> store,
+    std::string group,
+    std::vector<int> ranks,
+    int index,
+    Milliseconds timeout,
+    std::function<void()> goes_on)
     : store_(std::move(store)),
       group_(std::move(group)),
       prefix_(prefix_for(*store_, group_, index)),
       ranks_(std::move(ranks)),
       index_(index),
       timeout_(timeout),
+      goes_on_(std::move(goes_on)),
       roll_(roll(store_)) {}
 
 std::string Agreement::key(const std::string& what) const {
@@ -131,6 +137,7 @@ void Agreement::fail(const Call& call, const std::string& reason) {
 }
 
 std::vector<Answer> Agreement::call_the_roll() {
+  goes_on_();
   // Wakes those who have left this call for the next one.
   store_->set(key("gate/" + std::to_string(sequence_ + 1)), kTrouble);
   return roll_.call(Answer::InACall);

@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,9 +32,15 @@ struct Call {
 
 class Agreement {
  public:
-  // `store` is this agreement's own connection: a rank that waits keeps it busy.
+  // `store` is this agreement's own connection: a rank that waits keeps it busy. `goes_on` is called when
+  // the roll is called, which takes time of its own.
   Agreement(
-      c10::intrusive_ptr<c10d::Store> store, std::string group, std::vector<int> ranks, int index, Milliseconds timeout);
+      c10::intrusive_ptr<c10d::Store> store,
+      std::string group,
+      std::vector<int> ranks,
+      int index,
+      Milliseconds timeout,
+      std::function<void()> goes_on);
 
   // Returns when all ranks have come with the same text and no complaint. CollectiveError.
   void reach(const Call& call);
@@ -64,6 +71,7 @@ class Agreement {
   std::vector<int> ranks_;
   int index_;
   Milliseconds timeout_;
+  std::function<void()> goes_on_;
   uint64_t sequence_ = 0;       // of the call under way; the first is 1
   std::string last_counter_;    // of the fingerprint of the call before
   RollCall roll_;

@@ -15,8 +15,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// How long after its time a store may still answer, a roll call included.
-constexpr Milliseconds kGrace{1500};
+// How long after its time a store may still answer; a roll call takes a second of it.
+constexpr Milliseconds kGrace{2000};
 // How often a group looks whether another rank has failed.
 constexpr Milliseconds kPulse{250};
 
@@ -35,7 +35,13 @@ struct GroupImpl::Courier {
       : group_name(group.name),
         options(group.options),
         process_group(std::move(process_group)),
-        agreement(this->process_group->getStore()->clone(), group.name, group.ranks, group.index, options.timeout),
+        agreement(
+            this->process_group->getStore()->clone(),
+            group.name,
+            group.ranks,
+            group.index,
+            options.timeout,
+            [this] { expect(Milliseconds(0)); }),
         sentry(agreement.roll(this->process_group->getStore()->clone())) {}
 
   const std::string group_name;
@@ -73,7 +79,6 @@ struct GroupImpl::Courier {
   }
 
   std::exception_ptr failed(const Call& call, const std::string& reason) {
-    expect(Milliseconds(0));
     try {
       agreement.fail(call, reason);
     } catch (const CollectiveError&) {

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <thread>
 
 namespace retape::dist {
 
@@ -28,9 +29,17 @@ struct Child {
   bool running = true;
 };
 
+std::ptrdiff_t threads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
 void check_single_thread() {
-  const auto tasks = std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
-  if (tasks > 1) {
+  // One that was joined a moment ago (an earlier store's) may still be listed.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (threads() > 1 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  if (const auto tasks = threads(); tasks > 1) {
     throw UsageError(
         "[run_ranks] this process has " + std::to_string(tasks) +
         " threads, and a fork has only one of them. Fix: call it before anything starts threads (a backward, a "

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -49,7 +50,7 @@ namespace {
 c10d::TCPStoreOptions options_for(uint16_t port, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = port;
-  options.timeout = timeout;
+  options.timeout = std::max(timeout, kToConnect);
   options.waitWorkers = false;
   return options;
 }

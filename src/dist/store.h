@@ -17,6 +17,9 @@ struct Listener {
 };
 Listener listen_at(const std::string& host, uint16_t port = 0);
 
+// To connect may take longer than to wait for a rank that is connected: a busy machine starts many at once.
+constexpr std::chrono::milliseconds kToConnect{std::chrono::minutes(1)};
+
 // Takes the socket over.
 c10::intrusive_ptr<c10d::Store> serve_store(const std::string& host, Listener listener, std::chrono::milliseconds timeout);
 
