@@ -41,6 +41,14 @@ auto in_python(Call call) {
   }
 }
 
+// None: none.
+std::function<NamedTensors()> tensors_from(const py::object& callable) {
+  if (callable.is_none()) {
+    return nullptr;
+  }
+  return [held = shared(callable)] { return in_python([&] { return (*held)().cast<NamedTensors>(); }); };
+}
+
 std::function<void()> action(const py::object& callable) {
   if (callable.is_none()) {
     return nullptr;
@@ -57,11 +65,8 @@ Start start_of(const py::object& made) {
     });
   };
   start.leaves = made.attr("leaves").cast<NamedTensors>();
-  if (const auto buffers = py::getattr(made, "buffers", py::none()); !buffers.is_none()) {
-    start.buffers = [held = shared(buffers)] {
-      return in_python([&] { return (*held)().cast<NamedTensors>(); });
-    };
-  }
+  start.buffers = tensors_from(py::getattr(made, "buffers", py::none()));
+  start.states = tensors_from(py::getattr(made, "states", py::none()));
   start.optimize = action(py::getattr(made, "optimize", py::none()));
   start.generators = py::getattr(made, "generators", py::list()).cast<std::vector<at::Generator>>();
   return start;
@@ -227,6 +232,7 @@ void bind_verdict(py::module_& module) {
       .def_readonly("reruns", &Verdict::reruns)
       .def_readonly("orders", &Verdict::orders)
       .def_readonly("skipped", &Verdict::skipped)
+      .def("add_vacuous", &Verdict::add_vacuous)
       .def("explain", &Verdict::explain)
       .def("__bool__", [](const Verdict& v) { return static_cast<bool>(v); })
       .def("__repr__", [](const Verdict& v) { return "<retape.Verdict " + v.explain() + ">"; });

@@ -50,6 +50,7 @@ struct Start {
   std::function<NamedTensors()> buffers;   // as they are then; may be empty
   std::function<void()> optimize;          // one step of an optimizer made for this start; may be empty
   std::vector<at::Generator> generators;   // private ones; the default ones are always looked after
+  std::function<NamedTensors()> states;    // of generators that are not torch's, as they are then; may be empty
 };
 using Subject = std::function<Start()>;
 
@@ -73,7 +74,8 @@ struct VerifyOptions {
 struct Difference {
   std::string order;      // "backward", "losses b, a", "backward twice", "two forwards"
   int step = 0;
-  std::string what;       // "gradient", "output", "loss", "buffer", "parameter", "generator"
+  std::string what;       // "gradient", "output", "loss", "buffer", "parameter", "generator"; "error" that
+                          // the plain run ends with, and the recomputed one does not
   std::string name;
   uint64_t differing = 0; // elements
   uint64_t elements = 0;
@@ -96,7 +98,10 @@ struct RETAPE_API Verdict {
   uint64_t ops_replayed = 0;
   uint64_t reruns = 0;
   std::vector<std::string> orders;   // that were run
-  std::vector<std::string> skipped;  // other orders than "backward" in which the plain run raises: its text
+  std::vector<std::string> skipped;  // other orders than "backward" in which both runs raise: the plain one's text
+
+  // One more reason why it proves nothing: what was equal is vacuous then.
+  void add_vacuous(std::string reason);
 
   explicit operator bool() const { return kind == Kind::Equal; }
   std::string explain() const;       // lines for people

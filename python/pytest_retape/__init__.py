@@ -25,9 +25,12 @@ def assert_same_gradients() -> Callable[..., Any]:
     def check(step_or_model: Any, inputs: Any = None, **options: Any) -> Any:
         __tracebackhide__ = True
         verdicts = retape.verify(step_or_model, inputs, **options)
-        for verdict in verdicts if isinstance(verdicts, list) else [verdicts]:
+        policies = options["policy"] if isinstance(verdicts, list) else [None]
+        found = verdicts if isinstance(verdicts, list) else [verdicts]
+        for policy, verdict in zip(policies, found, strict=True):
             if not verdict:
-                pytest.fail(verdict.explain(), pytrace=False)
+                which = "" if len(found) == 1 else f"policy {policy}: "
+                pytest.fail(which + verdict.explain(), pytrace=False)
         return verdicts
 
     return check

@@ -121,6 +121,11 @@ class Layer:
         return types.SimpleNamespace(**dict(zip(COUNTS, total, strict=True)))
 
     @property
+    def was_eager(self) -> bool:
+        """Whether all its calls were plain because of `retape.eager()`."""
+        return not self.calls and set(self.plain) == {"eager"}
+
+    @property
     def idle(self) -> str:
         """Why nothing of this layer was forgotten so far; empty if something was."""
         if self.calls:

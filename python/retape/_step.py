@@ -84,7 +84,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 @dataclass
 class Maker:
-    """Makes starts. `recompute` changes a model (layers) or how its forward is called (rerun)."""
+    """Makes starts. `on_model` changes a model (layers), `around` how its forward is called (rerun)."""
 
     loss: LossLike | None
     optimizer: OptimizerLike | None
@@ -101,21 +101,24 @@ class Maker:
             model = model.to(self.dtype)
             inputs = cast(inputs, self._cast)
         self.on_model(model)
+        given = [(f"input {name}", tensor) for name, tensor in named_tensors(inputs, "0")]
         leaves = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        leaves += [
-            (f"input {name}", tensor)
-            for name, tensor in named_tensors(inputs, "0")
-            if tensor.requires_grad and tensor.is_leaf
-        ]
+        leaves += [(name, tensor) for name, tensor in given if tensor.requires_grad]
+        written = [(name, tensor) for name, tensor in given if _may_be_written(tensor)]
         return self._start(
             partial(call, model, inputs),
             leaves,
-            lambda: list(model.named_buffers()),
+            lambda: [*model.named_buffers(), *written],
             generators,
             [parameter for parameter in model.parameters() if parameter.requires_grad],
         )
 
     def of_step(self, step: Step) -> SimpleNamespace:
+        if self.dtype is not None:
+            raise _C.UsageError(
+                f"[verify] dtype={self.dtype} for a retape.Step, whose forward has tensors of its own. "
+                "Fix: make them in that dtype, or give a model and its inputs."
+            )
         prefixes = ["" if len(step.modules) == 1 else f"{i}." for i in range(len(step.modules))]
         modules = list(zip(prefixes, step.modules, strict=True))
         for _, module in modules:
@@ -153,12 +156,28 @@ class Maker:
             buffers=buffers,
             optimize=optimize,
             generators=generators,
+            states=python_states,
         )
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor
         return tensor.detach().to(self.dtype).requires_grad_(tensor.requires_grad)
+
+
+def _may_be_written(tensor: torch.Tensor) -> bool:
+    """A cache or a mask that forward is given: compared as buffers are. What requires grad cannot be."""
+    has_bytes = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta)
+    return has_bytes and type(tensor) is torch.Tensor and not tensor.requires_grad
+
+
+def python_states() -> Named:
+    """Of Python's and NumPy's global generators."""
+    states = [("random", random.getstate()[1])]
+    if numpy := sys.modules.get("numpy"):
+        _, key, *rest = numpy.random.get_state()
+        states.append(("numpy.random", [*key.tolist(), *rest]))
+    return [(name, torch.tensor(state, dtype=torch.float64)) for name, state in states]
 
 
 @contextlib.contextmanager
@@ -187,8 +206,17 @@ def same_state(step: Step) -> Iterator[Callable[[], None]]:
     tensors = [t for module in step.modules for t in (*module.parameters(), *module.buffers())]
     tensors += step.leaves.values()
     state = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
+    tables = [
+        (table, dict(table))
+        for module in step.modules
+        for each in module.modules()
+        for table in (each._parameters, each._buffers)
+    ]
 
     def put_back() -> None:
+        for table, entries in tables:  # forward may have put another tensor there
+            table.clear()
+            table.update(entries)
         with torch.no_grad():
             for tensor, value, _ in state:
                 tensor.copy_(value)

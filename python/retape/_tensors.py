@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -81,6 +81,11 @@ def cast(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return type(tree)(*(cast(value, change) for value in tree))
     if isinstance(tree, (list, tuple)):
         return type(tree)(cast(value, change) for value in tree)
-    if type(tree) is dict:
-        return {name: cast(value, change) for name, value in tree.items()}
-    return tree
+    parts = {name: cast(value, change) for name, value in _parts(tree)}
+    if isinstance(tree, MutableMapping) and type(tree) is not dict:
+        twin = copy.copy(tree)
+        twin.update(parts)
+        return twin
+    if isinstance(tree, Mapping):
+        return parts
+    return dataclasses.replace(tree, **parts) if parts else tree

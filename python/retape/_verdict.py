@@ -11,6 +11,8 @@ _DIFFERENCE = "order step what name differing elements ulps first plain recomput
 _FINDING = "kind op region source what".split()
 _LISTS = ("differences", "findings")
 _COUNTS = "tensors_compared values_checked ops_replayed reruns".split()
+_TEXTS = "orders skipped vacuous".split()
+_FIELDS = {*_LISTS, *_COUNTS, *_TEXTS, "kind", "error", "with_tolerance"}
 
 
 class Verdict:
@@ -21,61 +23,26 @@ class Verdict:
     findings: what replay did not do as forward did; the first one is where it came from.
     vacuous: why nothing was proved: nothing was replayed, a gradient is missing in both runs...
     error: that the recomputed run ended with.
+    orders: of backward that were compared.
+    skipped: orders in which both runs raise, with the plain one's text.
+    with_tolerance: it was not bit for bit.
+    tensors_compared, values_checked, ops_replayed, reruns: counts.
     """
 
-    def __init__(self, verdict: _C.Verdict, idle: list[str] | None = None) -> None:
+    def __init__(self, verdict: _C.Verdict) -> None:
         self._verdict = verdict
-        self._idle = idle or []
 
-    @property
-    def kind(self) -> str:
-        return self._verdict.kind
+    def __getattr__(self, name: str) -> Any:
+        if name in _FIELDS:
+            return getattr(self._verdict, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}")
 
-    @property
-    def differences(self) -> list[_C.Difference]:
-        return self._verdict.differences
-
-    @property
-    def findings(self) -> list[_C.Finding]:
-        return self._verdict.findings
-
-    @property
-    def vacuous(self) -> list[str]:
-        return [*self._verdict.vacuous, *self._idle] if self.kind == "vacuous" else []
-
-    @property
-    def error(self) -> str:
-        return self._verdict.error
-
-    @property
-    def with_tolerance(self) -> bool:
-        return self._verdict.with_tolerance
-
-    @property
-    def tensors_compared(self) -> int:
-        return self._verdict.tensors_compared
-
-    @property
-    def values_checked(self) -> int:
-        return self._verdict.values_checked
-
-    @property
-    def ops_replayed(self) -> int:
-        return self._verdict.ops_replayed
-
-    @property
-    def reruns(self) -> int:
-        return self._verdict.reruns
-
-    @property
-    def orders(self) -> list[str]:
-        return self._verdict.orders
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_FIELDS})
 
     def explain(self) -> str:
         """Lines for people."""
-        lines = [self._verdict.explain().rstrip()]
-        lines += [f"  {reason}" for reason in self._idle if self.kind == "vacuous"]
-        return "\n".join(lines)
+        return self._verdict.explain().rstrip()
 
     def raise_if_different(self) -> None:
         """ReplayMismatch if different, Error if vacuous: only a proof passes."""
@@ -90,8 +57,7 @@ class Verdict:
             "kind": self.kind,
             **{name: getattr(self, name) for name in _COUNTS},
             "with_tolerance": self.with_tolerance,
-            "orders": list(self.orders),
-            "vacuous": self.vacuous,
+            **{name: list(getattr(self, name)) for name in _TEXTS},
             "error": self.error,
             "differences": [{n: getattr(d, n) for n in _DIFFERENCE} for d in self.differences],
             "findings": [{n: getattr(f, n) for n in _FINDING} for f in self.findings],

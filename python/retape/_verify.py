@@ -31,7 +31,7 @@ def verify(
     subject: Subject,
     inputs: Any = None,
     *,
-    policy: PolicyLike | Sequence[PolicyLike] = "full",
+    policy: PolicyLike | None | Sequence[PolicyLike | None] = "full",
     layers: _choice.LayersLike = None,
     method: str = "replay",
     loss: LossLike | None = None,
@@ -40,8 +40,8 @@ def verify(
     orders: bool = False,
     dtype: torch.dtype | str | None = None,
     tolerance: Mapping[torch.dtype, tuple[float, float]] | None = None,
-    may_be_dead: Sequence[str] = (),
-    regions: Sequence[str] = (),
+    may_be_dead: str | Sequence[str] = (),
+    regions: str | Sequence[str] = (),
     plain_twice: bool = True,
     warm_up: int | None = None,
 ) -> Verdict | list[Verdict]:
@@ -54,9 +54,11 @@ def verify(
         `retape.Step` over objects that exist.
     inputs: of a model: a tuple or list, a dict of keyword arguments, or one tensor. Float tensors
         that require grad have their gradients compared too.
-    policy: of a scope around forward, or of each layer. A list gives a list of verdicts.
+    policy: of a scope around forward, or of each layer. None: no scope is opened, for a step that calls
+        `retape.checkpoint`, or has layers that are enabled. A list gives a list of verdicts.
     layers: as in `retape.enable`, on the copy; "auto" for the layers that `enable` finds itself. None:
-        one scope around the whole forward.
+        one scope around the whole forward. Vacuous if one of them is not recomputed; with "auto", if one
+        is called and not recomputed.
     method: "replay"; or "rerun", which calls layers (or all of forward) again.
     loss: what to run backward from: `loss(output)`, one scalar or several by name. Without it: the
         output's `.loss`; or the output, if it is one number; or a weighed mean of every float tensor
@@ -65,7 +67,7 @@ def verify(
     steps: forward, backward and optimizer, so many times, compared after each.
     optimizer: makes one from a list of parameters; `torch.optim.SGD` with lr=0.1 where steps > 1.
     orders: also losses one by one in each order, backward twice, two forwards then one backward.
-    dtype: of parameters and float inputs: torch.bfloat16, or "bfloat16".
+    dtype: of a model's parameters and float inputs: torch.bfloat16, or "bfloat16".
     tolerance: `{torch.float32: (rtol, atol)}`; without it, bit for bit.
     may_be_dead: names of parameters that get no gradient, or zeros; "head.*" for all that begin so.
     regions: names that must have run and been recomputed.
@@ -79,6 +81,7 @@ def verify(
     if isinstance(policy, (list, tuple)):
         options = {k: v for k, v in locals().items() if k not in ("subject", "inputs", "policy")}
         return [verify(subject, inputs, policy=each, **options) for each in policy]
+    _check(steps, method, tolerance, policy, layers)
     if steps > 1 and optimizer is None:
         optimizer = partial(torch.optim.SGD, lr=0.1)
     whole = layers is None
@@ -103,16 +106,18 @@ def verify(
         _warm_up(make_start, _usual_warm_up(subject) if warm_up is None else warm_up)
         verdict = _C.verify(
             make_start,
-            policy=as_policy(policy),
-            scope=whole and _check_method(method) == "replay",
+            policy=as_policy("full" if policy is None else policy),
+            scope=whole and method == "replay" and policy is not None,
             steps=steps,
             orders=orders,
             plain_twice=plain_twice,
             tolerance=dict(tolerance or {}),
-            regions=list(regions),
-            may_be_dead=list(may_be_dead),
+            regions=_names(regions),
+            may_be_dead=_names(may_be_dead),
         )
-        return Verdict(verdict, _idle(reports))
+        for reason in _idle(reports, found_by_itself=layers == "auto"):
+            verdict.add_vacuous(reason)
+        return Verdict(verdict)
 
 
 def _starts(
@@ -152,7 +157,8 @@ def _starts(
 
 
 def _usual_warm_up(subject: Subject) -> int:
-    modules = [subject] if isinstance(subject, nn.Module) else getattr(subject, "modules", ())
+    modules = [subject] if isinstance(subject, nn.Module) else ()
+    modules = subject.modules if isinstance(subject, Step) else modules
     scripted = any(isinstance(m, torch.jit.ScriptModule) for each in modules for m in each.modules())
     return 2 if scripted else 0
 
@@ -194,21 +200,50 @@ def _enabler(
 def _take_out(reports: list[retape.Enabled]) -> None:
     """Layers of a live step are those of the next start too. Their counts can still be read."""
     for report in reports:
-        report.__exit__(RuntimeError, None, None)  # no warning of layers that are idle
+        report.disable(warn=False)
 
 
-def _idle(reports: list[retape.Enabled]) -> list[str]:
-    """Why layers recomputed nothing in any run; nothing, if one did."""
-    if not reports or any(report.calls for report in reports):
-        return []
-    reasons = dict.fromkeys(reason for report in reports for reason in report.idle.values())
-    return [f"layers: {reason}" for reason in reasons]
+def _idle(reports: list[retape.Enabled], found_by_itself: bool) -> list[str]:
+    """Layers that recomputed nothing in any run, and why. Of those that nobody named, the ones that were
+    called at all."""
+    runs: dict[str, list[Any]] = {}
+    for report in reports:
+        for layer in report.layers:
+            runs.setdefault(layer.name, []).append(layer)
+    reasons: dict[str, list[str]] = {}
+    for name, layers in runs.items():
+        why = [layer.idle for layer in layers if not layer.was_eager]  # in plain runs all are
+        was_called = any(layer.calls or layer.plain for layer in layers)
+        if all(why) and (was_called or not found_by_itself):
+            reasons.setdefault(why[0] if why else layers[0].idle, []).append(name)
+    return [f"layers {_choice.some(names)}: {reason}" for reason, names in reasons.items()]
 
 
-def _check_method(method: str) -> str:
+def _check(
+    steps: int,
+    method: str,
+    tolerance: Any,
+    policy: PolicyLike | None,
+    layers: _choice.LayersLike,
+) -> None:
+    if steps < 1:
+        raise _C.UsageError(f"[verify] expected steps of at least 1, got {steps}.")
     if method not in ("replay", "rerun"):
         raise _C.UsageError(f'[verify] expected method="replay" or "rerun", got {method!r}.')
-    return method
+    if tolerance is not None and not isinstance(tolerance, Mapping):
+        raise _C.UsageError(
+            f"[verify] expected a tolerance for each dtype, got {tolerance!r}. "
+            "Fix: tolerance={torch.float32: (rtol, atol)}."
+        )
+    if policy is None and (layers is not None or method == "rerun"):
+        raise _C.UsageError(
+            "[verify] policy=None is for a step that recomputes by itself. Fix: leave layers and "
+            "method out, or give a policy."
+        )
+
+
+def _names(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -90,17 +90,16 @@ class Enabled:
         self._attached = attached
         self.layers = tuple(each.layer for each in attached)
 
-    def disable(self) -> None:
+    def disable(self, warn: bool = True) -> None:
         """Take these regions out again, as `retape.disable` does with all."""
-        _remove(self._attached, warn=True)
+        _remove(self._attached, warn)
         self._attached = []
 
     def __enter__(self) -> Enabled:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        _remove(self._attached, warn=kind is None)
-        self._attached = []
+        self.disable(warn=kind is None)
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -220,6 +220,9 @@ void Runs::take_what_is_left(int step, const Start& start, Trace& trace) const {
     take(trace, step, "buffer", start.buffers());
   }
   take(trace, step, "generator", GeneratorStates::now(start.generators).named());
+  if (start.states) {
+    take(trace, step, "generator", start.states());
+  }
 }
 
 }  // namespace retape::detail

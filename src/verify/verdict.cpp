@@ -73,6 +73,11 @@ const char* name_of(Verdict::Kind kind) {
   return "";
 }
 
+void Verdict::add_vacuous(std::string reason) {
+  vacuous.push_back(std::move(reason));
+  kind = kind == Kind::Equal ? Kind::Vacuous : kind;
+}
+
 std::string Verdict::explain() const {
   std::ostringstream out;
   out << name_of(kind) << ": ";
@@ -101,7 +106,7 @@ std::string Verdict::explain() const {
     return (&finding == &findings.front() ? "comes from: " : "then: ") + line_of(finding);
   });
   lines(out, vacuous, "reasons", [](const auto& reason) { return reason; });
-  lines(out, skipped, "orders", [](const auto& order) { return "skipped, the plain run raised: " + order; });
+  lines(out, skipped, "orders", [](const auto& order) { return "raises, as plain does: " + order; });
   return out.str();
 }
 

@@ -168,7 +168,7 @@ class Verification {
     try {
       plain = runs_.plain(order);
     } catch (const std::exception& error) {
-      verdict_.skipped.push_back(order.name + ": " + text_of(error));
+      must_raise_too(order, text_of(error));
       return;
     }
     const size_t before = verdict_.differences.size();
@@ -180,6 +180,23 @@ class Verification {
         verdict_.vacuous.push_back(*unstable_);
       }
     }
+  }
+
+  // Where plain autograd refuses, so must a recomputed run: what it returned would be wrong.
+  void must_raise_too(const Order& order, const std::string& error) {
+    const auto observed = observe(runs_, order, /*copies=*/false);
+    add_regions(regions_, observed.regions);
+    if (!observed.trace) {
+      verdict_.skipped.push_back(order.name + ": " + error);
+      return;
+    }
+    Difference difference;
+    difference.order = order.name;
+    difference.what = "error";
+    difference.name = order.name;
+    difference.plain = error;
+    difference.recomputed = "none";
+    verdict_.differences.push_back(std::move(difference));
   }
 
   void check_stable(const Order& order, const Trace& plain) {

@@ -2,6 +2,8 @@
 // the page says.
 #include "support.h"
 
+#include <retape/testing.h>
+
 #include <iostream>
 
 namespace retape::testing {
@@ -117,6 +119,16 @@ TEST_F(DocsTest, Layers) {
   model->forward(batch).backward();
   EXPECT_EQ(model->block->calls(), 1u);
   EXPECT_TRUE(same_bits(found, batch.grad()));
+}
+
+TEST_F(DocsTest, Verify) {
+  const auto loss_of = [](const auto& model, const Tensor& batch) { return model->forward(batch); };
+
+  auto verdict = retape::verify(*model, [&] { return loss_of(model, batch); });   // plain against recomputed
+  if (!verdict) throw retape::Error(verdict.explain());
+  EXPECT_SAME_GRADIENTS(*model, [&] { return loss_of(model, batch); });   // fails where it is vacuous, too
+
+  EXPECT_GT(verdict.ops_replayed, 0u);
 }
 
 TEST_F(DocsTest, RunningAFunctionAgain) {

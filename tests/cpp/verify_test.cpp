@@ -314,6 +314,55 @@ TEST(Verify, LossesApartRunInEveryOrder) {
   EXPECT_EQ(std::set<std::string>(five.orders.begin(), five.orders.end()).size(), five.orders.size());
 }
 
+TEST(Verify, AnOrderThatOnlyThePlainRunRefusesIsDifferent) {
+  VerifyOptions options;
+  options.orders = true;
+  const auto verdict = verify(
+      [forwards = std::make_shared<int>(0)] {
+        *forwards = 0;
+        auto start = step_of(square_sin)();
+        start.forward = [forwards, forward = start.forward] {
+          TORCH_CHECK(++*forwards < 2 || !retape::is_eager(), "once is enough");
+          return forward();
+        };
+        return start;
+      },
+      options);
+  ASSERT_EQ(verdict.kind, Kind::Different);
+  ASSERT_EQ(verdict.differences.size(), 1u);
+  EXPECT_EQ(verdict.differences[0].what, "error");
+  EXPECT_EQ(verdict.differences[0].order, "two forwards");
+  EXPECT_NE(verdict.explain().find("once is enough"), std::string::npos) << verdict.explain();
+  EXPECT_TRUE(verdict.skipped.empty());
+}
+
+TEST(Verify, StatesOfOtherGeneratorsAreCompared) {
+  int64_t state = 0;  // of a generator that knows nothing of torch
+  const auto verdict = verify([&] {
+    state = 0;
+    auto start = step_of([&](const Tensor& w) {
+      state += retape::is_eager() ? 1 : 2;
+      return square_sin(w);
+    })();
+    start.states = [&] { return NamedTensors{{"mine", torch::tensor(state)}}; };
+    return start;
+  });
+  ASSERT_EQ(verdict.kind, Kind::Different);
+  ASSERT_EQ(verdict.differences.size(), 1u);
+  EXPECT_EQ(verdict.differences[0].what, "generator");
+  EXPECT_EQ(verdict.differences[0].name, "mine");
+}
+
+TEST(Verify, AnotherReasonMakesWhatWasEqualVacuous) {
+  auto verdict = verify(step_of(square_sin));
+  ASSERT_EQ(verdict.kind, Kind::Equal) << verdict.explain();
+  verdict.add_vacuous("a layer slept");
+  EXPECT_VACUOUS(verdict, "a layer slept");
+  verdict.kind = Kind::Different;
+  verdict.add_vacuous("another slept");
+  EXPECT_EQ(verdict.kind, Kind::Different);
+}
+
 TEST(Verify, AnOrderThatThePlainRunRefusesIsSkipped) {
   VerifyOptions options;
   options.orders = true;

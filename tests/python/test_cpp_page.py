@@ -16,7 +16,7 @@ def test_the_code_of_the_page_is_compiled_as_shown() -> None:
     page = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
     compiled = lines((ROOT / "tests/cpp/docs_test.cpp").read_text(encoding="utf-8"))
     blocks = re.findall(r"^```cpp\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     assert not [line for block in blocks for line in lines(block) if line not in compiled]
 
 

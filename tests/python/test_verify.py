@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections import UserDict
+from types import MappingProxyType
 
 import numpy
 import pytest
@@ -261,6 +264,26 @@ def test_vacuous_when_eval_mode_switched_layers_off() -> None:
     assert "eval mode" in vacuous(models.Stack().eval(), models.x(), layers="auto")
 
 
+@pytest.mark.parametrize("layers", ["auto", "blocks.*"])
+def test_vacuous_when_eval_mode_switched_one_layer_off(layers) -> None:
+    model = models.Stack()
+    model.blocks[1].eval()
+    text = vacuous(model, models.x(), layers=layers)
+    assert "layers blocks.1: called in eval mode only" in text
+
+
+def test_vacuous_when_a_layer_that_was_named_never_ran() -> None:
+    class Model(models.Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.blocks[1](self.blocks[0](x)))
+
+    dead = ["blocks.2.*"]
+    text = vacuous(Model(), models.x(), layers=["blocks.0", "blocks.2"], may_be_dead=dead)
+    assert "layers blocks.2: never called" in text
+    assert retape.verify(Model(), models.x(), layers=["blocks.0", "blocks.1"], may_be_dead=dead)
+    assert retape.verify(Model(), models.x(), layers="auto", may_be_dead=dead)
+
+
 def test_vacuous_when_no_grad_switched_recompute_off() -> None:
     class Model(models.Block):
         @torch.no_grad()
@@ -268,6 +291,113 @@ def test_vacuous_when_no_grad_switched_recompute_off() -> None:
             return super().forward(x)
 
     assert "grad" in vacuous(Model(), models.x())
+
+
+# ---- what else is compared
+
+
+def test_numbers_that_a_second_call_draws_from_python_and_numpy_are_found() -> None:
+    class Model(models.Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            random.random(), numpy.random.rand()
+            return super().forward(x)
+
+    verdict = retape.verify(Model(), models.x(), method="rerun")
+    assert verdict.kind == "different"
+    moved = {each.name for each in verdict.differences if each.what == "generator"}
+    assert moved == {"random", "numpy.random"}
+    assert retape.verify(Model(), models.x())
+
+
+def test_an_input_that_forward_writes_is_compared() -> None:
+    class Model(models.Block):
+        def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+            cache.detach().numpy()[...] += 1  # unseen, so that rerun cannot put it back
+            return super().forward(x)
+
+    cache = torch.zeros(8)
+    verdict = retape.verify(Model(), (models.x(), cache), method="rerun")
+    assert [(d.what, d.name) for d in verdict.differences] == [("buffer", "input 1")]
+    assert retape.verify(Model(), (models.x(), cache))
+    assert not cache.any()
+
+
+def test_a_step_that_recomputes_by_itself_needs_no_scope() -> None:
+    class Model(models.Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = retape.checkpoint(block, x)
+            return self.norm(x)
+
+    verdict = retape.verify(Model(), models.x(), policy=None)
+    assert verdict, verdict
+    assert verdict.ops_replayed
+    assert "no scope, checkpoint or layer" in vacuous(models.Stack(), models.x(), policy=None)
+
+
+def test_an_order_in_which_plain_raises_is_told() -> None:
+    class Model(models.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.scale.add_(1)  # the first forward has saved it
+            return super().forward(x * self.scale)
+
+    verdict = retape.verify(Model(), models.x(grad=True), orders=True)
+    assert verdict, verdict
+    assert [order.partition(":")[0] for order in verdict.skipped] == ["two forwards"]
+    assert verdict.to_dict()["skipped"] == verdict.skipped
+    assert "raises, as plain does: two forwards" in str(verdict)
+
+
+def test_a_live_step_that_replaces_its_buffer_is_put_back() -> None:
+    class Model(models.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return super().forward(x - self.mean)
+
+    model = Model()
+    before = model.mean
+    verdict = retape.verify(retape.Step(lambda: model(models.x()).sin().sum(), modules=[model]))
+    assert verdict, verdict
+    assert model.mean is before
+    assert not before.any()
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    rows: int = 4
+
+
+@pytest.mark.parametrize("inputs", [UserDict(x=models.x()), MappingProxyType({"x": models.x()})])
+def test_every_mapping_is_cast(inputs) -> None:
+    class Model(models.Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.dtype == torch.bfloat16
+            return super().forward(x)
+
+    assert retape.verify(lambda: (Model(), inputs), dtype=torch.bfloat16)
+
+
+def test_dataclasses_are_cast() -> None:
+    class Model(models.Block):
+        def forward(self, batch: Batch) -> torch.Tensor:
+            assert (batch.x.dtype, batch.rows) == (torch.bfloat16, 4)
+            return super().forward(batch.x)
+
+    assert retape.verify(Model(), (Batch(models.x()),), dtype=torch.bfloat16)
+
+
+def test_one_name_may_stand_alone() -> None:
+    model = models.WithDeadParameter()
+    assert retape.verify(model, models.x(), may_be_dead="unused.*", regions="step")
 
 
 # ---- refused
@@ -284,6 +414,12 @@ def test_vacuous_when_no_grad_switched_recompute_off() -> None:
         (lambda: retape.verify(models.Stack(), models.x(), dtype="int64"), "floating dtype"),
         (lambda: retape.verify(models.Stack(), models.x(), policy="ful"), "ful"),
         (lambda: retape.verify(models.Block(), models.x(), layers="blocks"), "blocks"),
+        (lambda: retape.verify(models.step(), dtype=torch.bfloat16), "tensors of its own"),
+        (lambda: retape.verify(models.step, dtype="bfloat16"), "tensors of its own"),
+        (lambda: retape.verify(models.Stack(), models.x(), steps=0), "at least 1, got 0"),
+        (lambda: retape.verify(models.Stack(), models.x(), tolerance=1e-3), "for each dtype"),
+        (lambda: retape.verify(models.Stack(), models.x(), policy=None, layers="auto"), "by itself"),
+        (lambda: retape.verify(lambda: (models.Stack(), models.x(grad=True) * 2)), "made by an op"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(call, told) -> None:

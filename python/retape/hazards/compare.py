@@ -54,8 +54,8 @@ class Row:
 def run_all(on_row: Callable[[Hazard], None] = lambda _: None) -> list[Row]:
     rows = []
     for hazard in HAZARDS:
-        rows.append(run(hazard))
         on_row(hazard)
+        rows.append(run(hazard))
     return rows
 
 
@@ -67,19 +67,24 @@ def run(hazard: Hazard) -> Row:
 
 def _cell(hazard: Hazard, kind: type[Way], expected: Evidence) -> Cell:
     way = kind(dict(hazard.options))
-    try:
-        found = _evidence(hazard.program, way)
-    except Exception as error:  # whatever a way raises is what its users get to see
-        text = str(error).strip().splitlines()
-        first = text[0] if text else "no message"
-        kind = type(error).__name__
-        return Cell(ERROR, "error", first, f"{kind}: {first}", way.again)
+    with _C.Observer() as observer:
+        try:
+            found = _evidence(hazard.program, way)
+        except Exception as error:  # whatever a way raises is what its users get to see
+            return _error_cell(error, way.again)
+    again = way.again + sum(region.ops_replayed for region in observer.regions)
     differences, relative = _compare(expected, found)
     if not differences:
-        return Cell(EQUAL, again=way.again)
+        return Cell(EQUAL, again=again)
     words = _in_words(differences, relative, expected)
     short = _in_short(differences, relative, expected)
-    return Cell(DIFFERENT, short, "; ".join(words), "", way.again, relative, differences)
+    return Cell(DIFFERENT, short, "; ".join(words), "", again, relative, differences)
+
+
+def _error_cell(error: Exception, again: int) -> Cell:
+    text = str(error).strip().splitlines()
+    first = text[0] if text else "no message"
+    return Cell(ERROR, "error", first, f"{type(error).__name__}: {first}", again)
 
 
 def _evidence(program: Callable[[Way], Evidence], way: Way) -> Evidence:

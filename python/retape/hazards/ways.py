@@ -11,7 +11,7 @@ import retape
 
 
 class Way:
-    """Calls functions in one way, and counts what was done again for backward."""
+    """Calls functions in one way, and counts how often they were called again for backward."""
 
     key: str
     label: str
@@ -36,7 +36,7 @@ class Way:
 
     @property
     def again(self) -> int:
-        """Calls of functions beyond the first; for replay, ops."""
+        """Calls of functions beyond the first."""
         return max(0, self._calls - self.regions)
 
 
@@ -64,20 +64,8 @@ class TorchReentrant(Way):
 class Replay(Way):
     key, label, ours = "replay", "Retape", True
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        super().__init__(options)
-        self._scopes: list[Any] = []
-
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # The body of retape.checkpoint(function, ...), with the scope in hand to ask for its counts.
-        scope = retape.recompute(retape.Policy.full().anchors(False))
-        self._scopes.append(scope)
-        with scope:
-            return function(*args, **kwargs)
-
-    @property
-    def again(self) -> int:
-        return sum(scope.stats.ops_replayed for scope in self._scopes)
+        return retape.checkpoint(function, *args, **self.options, **kwargs)
 
 
 class Rerun(Way):

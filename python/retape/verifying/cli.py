@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 POLICIES = ("full", "cheap", "none")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 Outcome = tuple[Exit, dict[str, Any]]
+FAULTS_TAKE_NO = "policy dtype layers method steps orders".split()
+HAZARDS_TAKE_NO = ["subjects", "all_hf", "inject", "seed", "jobs", *FAULTS_TAKE_NO]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,14 +137,24 @@ def _check(args: argparse.Namespace) -> None:
         names = faults.names()
         if args.inject not in names:
             _refuse(args, "--inject", args.inject, [*names, "list", "all"])
-    if args.hazards and (args.subjects or args.all_hf or args.inject):
-        _usage(args, "--hazards has its own models. Fix: leave subjects and --inject out.")
+    if args.hazards:
+        _refuse_given(args, "--hazards has its own models and ways", HAZARDS_TAKE_NO)
+    if args.inject is not None and not args.subjects and not args.all_hf:
+        _refuse_given(args, "--inject without a subject has its own models and ways", FAULTS_TAKE_NO)
     for path in (args.junit, args.html):
         if path is not None:
             try:
                 _artefact.prepare(path)
             except OSError as error:
                 args.parser.error(f"cannot write {path} ({error.strerror})")
+
+
+def _refuse_given(args: argparse.Namespace, because: str, options: Sequence[str]) -> None:
+    """What would have no effect is a mistake."""
+    given = [n for n in options if getattr(args, n) not in ([], args.parser.get_default(n))]
+    if given:
+        shown = ["subjects" if name == "subjects" else "--" + name.replace("_", "-") for name in given]
+        _usage(args, f"{because}. Fix: leave out {', '.join(shown)}.")
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
@@ -273,6 +285,10 @@ def _faults(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
     faults.print_verdicts(found, console)
     if args.junit:
         junit.write(args.junit, [each.test_case() for each in found])
+    if args.html:
+        from retape.verifying import page
+
+        page.write(args.html, page.of_results(results))
     return faults.exit_code(found), {
         "faults": [each.to_dict() for each in found],
         "rows": [result.to_dict() for result in results],
@@ -295,9 +311,7 @@ def _hazards(args: argparse.Namespace, console: Console) -> Outcome:
     rows: list[hazards.Row] = []
 
     def each(advance: Callable[[str], None]) -> None:
-        for hazard in hazards.HAZARDS:
-            advance(hazard.title)
-            rows.append(hazards.run(hazard))
+        rows.extend(hazards.run_all(lambda hazard: advance(hazard.title)))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
