@@ -31,7 +31,7 @@ def verify(
     subject: Subject,
     inputs: Any = None,
     *,
-    policy: PolicyLike | Sequence[PolicyLike] = "full",
+    policy: PolicyLike | Sequence[PolicyLike] | None = "full",
     layers: _choice.LayersLike = None,
     method: str = "replay",
     loss: LossLike | None = None,
@@ -54,7 +54,8 @@ def verify(
         `retape.Step` over objects that exist.
     inputs: of a model: a tuple or list, a dict of keyword arguments, or one tensor. Float tensors
         that require grad have their gradients compared too.
-    policy: of a scope around forward, or of each layer. A list gives a list of verdicts.
+    policy: of a scope around forward, or of each layer. A list gives a list of verdicts. None: what the
+        step does by itself, with its own scopes, checkpoints and layers, and none around them.
     layers: as in `retape.enable`, on the copy; "auto" for the layers that `enable` finds itself. None:
         one scope around the whole forward.
     method: "replay"; or "rerun", which calls layers (or all of forward) again.
@@ -79,6 +80,8 @@ def verify(
     if isinstance(policy, (list, tuple)):
         options = {k: v for k, v in locals().items() if k not in ("subject", "inputs", "policy")}
         return [verify(subject, inputs, policy=each, **options) for each in policy]
+    if policy is None:
+        _check_by_itself(layers, method)
     if steps > 1 and optimizer is None:
         optimizer = partial(torch.optim.SGD, lr=0.1)
     whole = layers is None
@@ -103,8 +106,8 @@ def verify(
         _warm_up(make_start, _usual_warm_up(subject) if warm_up is None else warm_up)
         verdict = _C.verify(
             make_start,
-            policy=as_policy(policy),
-            scope=whole and _check_method(method) == "replay",
+            policy=as_policy("none" if policy is None else policy),
+            scope=whole and policy is not None and _check_method(method) == "replay",
             steps=steps,
             orders=orders,
             plain_twice=plain_twice,
@@ -203,6 +206,14 @@ def _idle(reports: list[retape.Enabled]) -> list[str]:
         return []
     reasons = dict.fromkeys(reason for report in reports for reason in report.idle.values())
     return [f"layers: {reason}" for reason in reasons]
+
+
+def _check_by_itself(layers: _choice.LayersLike, method: str) -> None:
+    if layers is not None or method != "replay":
+        raise _C.UsageError(
+            "[verify] policy=None is for a step that recomputes by itself: expected no layers and no "
+            f"method, got layers={layers!r}, method={method!r}. Fix: a policy, or leave those out."
+        )
 
 
 def _check_method(method: str) -> str:

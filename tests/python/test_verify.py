@@ -52,6 +52,19 @@ def test_layers_are_named_as_regions() -> None:
     assert verdict, verdict
 
 
+def test_without_a_policy_a_step_recomputes_by_itself() -> None:
+    model, x = models.Stack(), models.x()
+
+    def forward() -> torch.Tensor:
+        return retape.checkpoint(model, x, name="mine").square().mean()
+
+    verdict = retape.verify(retape.Step(forward, modules=[model]), policy=None, regions=["mine"])
+    assert verdict, verdict
+    plain = retape.verify(retape.Step(lambda: model(x).square().mean(), modules=[model]), policy=None)
+    assert plain.kind == "vacuous"
+    assert "no scope, checkpoint or layer was entered" in str(plain)
+
+
 def test_all_of_forward_can_run_again() -> None:
     verdict = retape.verify(models.Stack(), models.x(), method="rerun")
     assert verdict, verdict
@@ -284,6 +297,8 @@ def test_vacuous_when_no_grad_switched_recompute_off() -> None:
         (lambda: retape.verify(models.Stack(), models.x(), dtype="int64"), "floating dtype"),
         (lambda: retape.verify(models.Stack(), models.x(), policy="ful"), "ful"),
         (lambda: retape.verify(models.Block(), models.x(), layers="blocks"), "blocks"),
+        (lambda: retape.verify(models.Stack(), models.x(), policy=None, layers="auto"), "'auto'"),
+        (lambda: retape.verify(models.Stack(), models.x(), policy=None, method="rerun"), "'rerun'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(call, told) -> None:
