@@ -54,9 +54,11 @@ test-cpp: $(BUILD)/tests/.built
 test-python: build $(BUILD)/tests/.built
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python tests/conformance
 
-# Random programs without end: N of them, from SEED on. A failing one is shrunk and printed.
+# Random programs without end: N of them, from SEED on. A failing one is shrunk and printed; what was
+# counted, if none failed, is there for `make proofs`.
 fuzz: build
-	OMP_NUM_THREADS=1 $(PY) -m tests.python.programs --count $(N) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(PY) -m tests.python.programs --count $(N) --seed $(SEED) \
+	  --json $(BUILD)/fuzz/seeds_$(SEED).json
 
 # C++ tests under AddressSanitizer with UBSan, then under ThreadSanitizer.
 sanitize: $(BUILD)/.installed

@@ -1,4 +1,4 @@
-"""Random programs: made as data, printed as Python, run plain and recomputed, compared bit for bit.
+"""Random programs: made as data, printed as Python, given to `retape.verify`.
 
     python -m tests.python.programs --count 100000 --seed 0        the long run
     python -m tests.python.programs --show 17                      one program, as source

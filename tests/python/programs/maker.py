@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from . import prelude
 from .fillers import LIMIT, NoFit, Values, storage, usable
-from .program import BACKWARDS, INPLACE, Program, Step, run
+from .program import BACKWARDS, INPLACE, Program, Step, difference, run
 from .steps import KINDS
 
 POLICIES = (
@@ -56,9 +57,11 @@ class _Maker:
         self.steps: list[Step] = []
         self.count = 0
         self.writes_behind = False
+        self.writes_given = False
         self.blocks: list[_Block] = []
         self.leaves = self._leaves()
         self.values = Values(rng, self.env, set(self._tensors()))
+        self.given = {storage(self.env[name]) for name in self._tensors()}
 
     def _tensors(self) -> list[str]:
         return [n for n, v in self.env.items() if isinstance(v, torch.Tensor)]
@@ -133,7 +136,9 @@ class _Maker:
             return False
         if kind.name == "delete" and holes["a"] in self._before_innermost_function() | {"?"}:
             return False
-        behind = [self.values.behind_a_scope(self.env[holes[letter]]) for letter in kind.writes]
+        written = [self.env[holes[letter]] for letter in kind.writes]
+        behind = any(map(self.values.behind_a_scope, written))
+        given = any(storage(tensor) in self.given for tensor in written)
         results = tuple(f"v{self.count + i}" for i in range(kind.results))
         step = Step(kind.name, holes, results)
         touched = [storage(self.env[name]) for name in step.operands]
@@ -153,7 +158,8 @@ class _Maker:
             for name in results:
                 self.env.pop(name, None)
             return False
-        self.writes_behind |= any(behind)
+        self.writes_behind |= behind
+        self.writes_given |= given
         if self.values.scope:
             touched += [storage(self.env[name]) for name in results]
             for key in touched:
@@ -208,14 +214,14 @@ def _grow(rng: random.Random, seed: int) -> Program | None:
     losses = tuple(tuple(terms[i::count]) for i in range(count))
     made_here = [n for n in tensors if n[0] == "v" and n[1:].isdigit()]
     outputs = tuple(n for n in made_here if rng.random() < 0.15)
-    backward = rng.choice(["sum", "sum", *BACKWARDS])
-    return Program(
-        seed, maker.leaves, tuple(maker.steps), losses, outputs, backward, maker.writes_behind
-    )
+    backward = rng.choice(["sum", "sum", "orders", "orders", *BACKWARDS])
+    steps = tuple(maker.steps)
+    writes = maker.writes_behind, maker.writes_given
+    return Program(seed, maker.leaves, steps, losses, outputs, backward, *writes)
 
 
-def make(seed: int) -> Program:
-    """The program of that seed. It runs plain; in a few percent eager raises in backward."""
+def candidates(seed: int) -> Iterator[Program]:
+    """Programs that run plain; in a few percent eager raises in backward."""
     for attempt in range(50):
         rng = random.Random(seed * 1000 + attempt)
         program = _grow(rng, seed * 1000 + attempt)
@@ -223,9 +229,22 @@ def make(seed: int) -> Program:
             continue
         plain = run(program)
         if plain.error is None or (plain.forward_done and INPLACE in str(plain.error)):
-            return program
-        if "derivative" in str(plain.error) or "not implemented" in str(plain.error):
+            yield program
+        elif "derivative" in str(plain.error) or "not implemented" in str(plain.error):
             simple = dataclasses.replace(program, backward="sum")
             if run(simple).error is None:
-                return simple
+                yield simple
+
+
+def _idle(program: Program) -> bool:
+    """With everything dropped nothing is replayed, and rightly: no verdict can come of it."""
+    dropped = run(program, prelude.Dropping())
+    return not dropped.replayed and dropped.error is None and not difference(run(program), dropped)
+
+
+def make(seed: int) -> Program:
+    """The program of that seed. It runs plain, and gives replay something to do."""
+    for program in candidates(seed):
+        if not _idle(program):
+            return program
     raise AssertionError(f"no program for seed {seed}")

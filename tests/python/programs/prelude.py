@@ -9,9 +9,11 @@ import zlib
 import torch
 import torch.nn.functional as F  # noqa: F401 - programs call it
 
+import retape
+
 
 class Plain:
-    """Stands in for `retape` in the plain run: scopes and regions that do nothing."""
+    """Stands in for `retape` in a run without it: scopes and regions that do nothing."""
 
     class Policy:
         def __getattr__(self, name):
@@ -24,6 +26,16 @@ class Plain:
 
     def checkpoint(self, function, *args, **kwargs):
         return function(*args, **kwargs)
+
+
+class Dropping:
+    """Stands in for `retape` with everything dropped, whatever policies a program asks for."""
+
+    Policy = retape.Policy
+    checkpoint = staticmethod(retape.checkpoint)
+
+    def recompute(self, policy="full", name=""):
+        return retape.recompute(retape.Policy.full().anchors(False), name=name)
 
 
 def coin(seed, share):
@@ -67,6 +79,19 @@ class Seen:
         for i, grad in enumerate(grads):
             self.value(f"{name}[{i}]", grad)
 
+    def step(self, forward):
+        """The program as `retape.verify` takes it."""
+        buffers = torch.nn.Module()
+        for name, leaf in self.leaves.items():
+            if not leaf.requires_grad:
+                buffers.register_buffer(name, leaf)
+        return retape.Step(
+            lambda: {"losses": forward(), "seen": self.values},
+            modules=[buffers],
+            leaves={name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad},
+            generators=list(self.generators.values()),
+        )
+
     def finish(self):
         for name, leaf in self.leaves.items():
             self.values[f"{name} afterwards"] = leaf.detach()
@@ -75,6 +100,30 @@ class Seen:
             self.values[f"state of {name}"] = generator.get_state()
         self.values["state of the default generator"] = torch.get_rng_state()
         return self.values
+
+
+def verified(program, R, **options):
+    """The verdict on a program whose scopes are R's, and which has no other."""
+
+    def make():
+        seen = Seen()
+        return seen.step(program(R, seen))
+
+    def losses(output):
+        return output["losses"]
+
+    return retape.verify(make, policy=None, loss=losses, may_be_dead=["*"], **options)
+
+
+def run(program, R):
+    """What one run leaves behind, and the error that it ended with."""
+    seen = Seen()
+    error = None
+    try:
+        sum(program(R, seen)()).backward()
+    except RuntimeError as raised:
+        error = raised.with_traceback(None)
+    return seen.finish(), error
 
 
 def on_another_thread(function):

@@ -6,10 +6,11 @@ can be pasted into a file and run as it is.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tests.python.bits import explain_difference
@@ -26,19 +27,18 @@ BLOCKS = {
     "autocast": 'with torch.autocast("cpu", dtype=torch.bfloat16):',
     "checkpoint": "def {name}({args}):",
 }
+# What a program does besides the backward that verify runs: nothing, or a backward of its own before.
 BACKWARDS = {
-    "sum": "torch.stack(losses).sum().backward()",
-    "each": "for loss in losses:\n    loss.backward(retain_graph=True)",
-    "reversed": "for loss in reversed(losses):\n    loss.backward(retain_graph=True)",
-    "twice": "total = torch.stack(losses).sum()\ntotal.backward(retain_graph=True)\n"
-    "total.backward()",
+    "sum": "",
+    "orders": "",  # verify runs one loss after the other in each order, backward twice, two forwards
     "grad": 'seen.grads("grad", torch.autograd.grad(\n'
-    "    losses, with_grad(seen.leaves.values()), allow_unused=True))",
+    "    losses, with_grad(seen.leaves.values()), retain_graph=True, allow_unused=True))",
     "double": "first = torch.autograd.grad(\n"
     "    losses, with_grad(seen.leaves.values()), create_graph=True, allow_unused=True)\n"
     'seen.grads("first", first)\n'
-    "torch.stack([losses[0]] + [g.square().sum() for g in with_grad(first)]).sum().backward()",
-    "thread": "on_another_thread(torch.stack(losses).sum().backward)",
+    "losses = [losses[0] + sum(g.square().sum() for g in with_grad(first))]",
+    "thread": "on_another_thread(lambda: sum(losses).backward(retain_graph=True))\n"
+    'seen.grads("thread", [leaf.grad for leaf in seen.leaves.values() if leaf.is_leaf])',
 }
 
 
@@ -70,6 +70,7 @@ class Program:
     outputs: tuple[str, ...]  # values that outlive forward
     backward: str
     writes_behind: bool = False  # outside of scopes, to a tensor that a scope has seen
+    writes_given: bool = False  # to a leaf: where there are two forwards, behind the first one's scopes
 
 
 # ---- from data to source
@@ -109,184 +110,135 @@ def _body(program: Program) -> Iterator[tuple[int, str]]:
         empty = False
 
 
-def _start(program: Program, name: str) -> list[str]:
-    """A function up to where it has its leaves and `forward()`."""
-    return [
-        f"def {name}(R, seen):",
+def source(program: Program) -> str:
+    """The function `program(R, seen)`, which makes forward: R is `retape`, or stands in for it."""
+    lines = [
+        "def program(R, seen):",
         f"    torch.manual_seed({program.seed % 2**31})",
         f'    gen = seen.generator("gen", {program.seed % 2**31 + 1})',
         *(f"    {line}" for line in program.leaves),
         "    def forward():",
         *(f"        {'    ' * indent}{line}" for indent, line in _body(program)),
         *(f"        seen.value({name!r}, {name})" for name in program.outputs),
-        "        return [",
+        "        losses = [",
         *(f"            {' + '.join(terms)}," for terms in program.losses),
         "        ]",
-    ]
-
-
-def source(program: Program) -> str:
-    """The function `program(R, seen)`: R is `retape` or a stand-in that does nothing."""
-    lines = [
-        *_start(program, "program"),
-        "    losses = forward()",
-        "    for i, loss in enumerate(losses):",
-        '        seen.value(f"loss {i}", loss)',
-        "    seen.forward_done = True",
-        *(f"    {line}" for line in BACKWARDS[program.backward].split("\n")),
+        '        seen.value("losses", torch.stack(losses))',
+        *(f"        {line}" for line in BACKWARDS[program.backward].split("\n") if line),
+        "        return losses",
+        "    return forward",
     ]
     return "\n".join(lines) + "\n"
 
 
 def printed(program: Program) -> str:
-    """A file that shows the difference: no import but torch and retape."""
-    head = (
-        Path(prelude.__file__)
-        .read_text()
-        .replace("import torch\n", "import retape\nimport torch\n", 1)
-    )
-    tail = """
-def run(R):
-    seen = Seen()
-    try:
-        program(R, seen)
-    except RuntimeError as error:
-        print(type(R).__name__, "raises", error)
-    return seen.finish()
-
-
-def bits(t):
-    return torch.where(t != t, 0, t).contiguous().view(-1).view(torch.uint8)
-
-
+    """A file that shows what is found: no import but torch and retape."""
+    tail = f"""
 torch.set_num_threads(1)
-plain, recomputed = run(Plain()), run(retape)
-for name in plain:
-    a, b = plain[name], recomputed.get(name)
-    if (a is None) != (b is None) or a is not None and not torch.equal(bits(a), bits(b)):
-        print("differs:", name, a, b, sep="\\n")
+_, error = run(program, Plain())
+for R in (retape, Dropping()):
+    if error is None:
+        print(verified(program, R, orders={program.backward == "orders"}))
+    else:
+        print("plain raises", error, "recomputed", run(program, R)[1])
 """
-    return f"{head}\n\n{source(program)}{tail}"
+    return f"{Path(prelude.__file__).read_text()}\n\n{source(program)}{tail}"
 
 
 # ---- running
+
+
+def compiled(program: Program) -> Callable[[Any, Any], Callable[[], list]]:
+    names = dict(vars(prelude))
+    exec(compile(source(program), f"program {program.seed}", "exec"), names)
+    return names["program"]
 
 
 @dataclass
 class Outcome:
     values: dict[str, Any]
     error: RuntimeError | None
-    forward_done: bool
-    ops_replayed: int = 0
+    replayed: bool
+
+    @property
+    def forward_done(self) -> bool:
+        return "losses" in self.values
 
 
-class Recomputing:
-    """`retape` as a program sees it, keeping the scopes for their statistics.
-
-    `policy`, when given, replaces what the program asks for.
-    """
-
-    def __init__(self, policy: Any = None) -> None:
-        self.Policy = retape.Policy
-        self.policy = policy
-        self.scopes: list[Any] = []
-
-    def recompute(self, policy: Any, name: str = "") -> Any:
-        self.scopes.append(retape.recompute(self.policy or policy, name=name))
-        return self.scopes[-1]
-
-    def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
-        return retape.checkpoint(function, *args)
-
-    def ops_replayed(self) -> int:
-        return sum(scope.stats.ops_replayed for scope in self.scopes)
-
-
-def compiled(program: Program) -> Callable[[Any, Any], None]:
-    return _function(program, source(program), "program")
-
-
-def _function(program: Program, text: str, name: str) -> Callable[..., Any]:
-    names = dict(vars(prelude))
-    exec(compile(text, f"program {program.seed}", "exec"), names)
-    return names[name]
-
-
-def verify(program: Program, **options: Any) -> Any:
-    """The verdict of Retape's own verify, on the program's own scopes. Its backward is verify's."""
-    lines = [*_start(program, "start"), "    return forward"]
-    start = _function(program, "\n".join(lines) + "\n", "start")
-
-    def make_start() -> SimpleNamespace:
-        seen = prelude.Seen()
-        forward = start(retape, seen)
-
-        def outcome() -> tuple[list, list]:
-            losses = [(f"loss {i}", loss) for i, loss in enumerate(forward())]
-            return losses, [(k, v) for k, v in seen.values.items() if v is not None]
-
-        return SimpleNamespace(
-            forward=outcome,
-            leaves=[(k, v) for k, v in seen.leaves.items() if v.requires_grad and v.is_leaf],
-            buffers=lambda: [(k, v) for k, v in seen.leaves.items() if not v.requires_grad],
-            optimize=None,
-            generators=list(seen.generators.values()),
-        )
-
-    return retape._C.verify(make_start, scope=False, may_be_dead=["*"], **options)
-
-
-def run(program: Program, recompute: Recomputing | None = None) -> Outcome:
-    """Runs it plain, or with `recompute`'s scopes. Anything but a RuntimeError passes through."""
-    seen = prelude.Seen()
-    seen.forward_done = False
-    error = None
-    try:
-        compiled(program)(recompute or prelude.Plain(), seen)
-    except RuntimeError as raised:
-        error = raised.with_traceback(None)
-    replayed = recompute.ops_replayed() if recompute else 0
-    return Outcome(seen.finish(), error, seen.forward_done, replayed)
+def run(program: Program, R: Any = None) -> Outcome:
+    """Runs it plain, or with R's scopes. Anything but a RuntimeError passes through."""
+    with retape._C.Observer() as observer:
+        values, error = prelude.run(compiled(program), R or prelude.Plain())
+    replayed = any(region.ops_replayed for region in observer.regions)
+    return Outcome(values, error, replayed)
 
 
 def difference(plain: Outcome, recomputed: Outcome) -> str | None:
     """None when both runs agree: the same bits everywhere, or the same error."""
-    if (plain.error is None) != (recomputed.error is None):
-        return f"plain {plain.error!r}, recomputed {recomputed.error!r}"
     a, b = plain.values, recomputed.values
-    if plain.error is not None:
-        if INPLACE not in str(recomputed.error):
+    if plain.error is not None or recomputed.error is not None:
+        if not all(INPLACE in str(error) for error in (plain.error, recomputed.error)):
             return f"plain raises {plain.error!r}, recomputed {recomputed.error!r}"
         # How far backward came before it raised is not promised; everything else is.
-        a = {k: v for k, v in a.items() if "grad" not in k and "first" not in k}
-        b = {k: v for k, v in b.items() if "grad" not in k and "first" not in k}
+        a, b = (
+            {k: v for k, v in values.items() if not re.match("grad|first|thread", k)}
+            for values in (a, b)
+        )
     return explain_difference(a, b, "seen")
 
 
-def refused(program: Program, plain: Outcome, recomputed: Outcome) -> bool:
-    """A tensor changed after its scope, where eager had not saved it: Retape may raise, not guess."""
-    error = recomputed.error
-    told = isinstance(error, retape.ReplayMismatch) or INPLACE in str(error)
-    return program.writes_behind and plain.error is None and error is not None and told
+@dataclass
+class Checked:
+    """What came of a program, under its own policies and with everything dropped."""
+
+    found: str | None = None  # what is wrong
+    kinds: tuple[str, ...] = ()  # of verdicts; or "raised", as plain autograd does, "refused", "error"
+    counts: Counter[str] = field(default_factory=Counter)
 
 
-def check(program: Program) -> tuple[str | None, Outcome, Outcome]:
-    """What differs from the plain run, if anything, and both outcomes.
+def check(program: Program) -> Checked:
+    """Two verdicts, which are to be equal.
 
-    Recomputed twice: under the program's own policies, and with everything dropped; both times
-    observed, and an observer that finds what is not there counts as a difference.
+    Where the plain run raises there is none; then both recomputed runs are to raise as well. Vacuous
+    is right only where the program's own policies keep everything: for those that replay nothing in
+    any case are not made.
     """
-    plain = run(program)
-    replayed = 0
-    for policy in (None, retape.Policy.full().anchors(False)):
-        with retape._C.Observer() as observer:
-            recomputed = run(program, Recomputing(policy))
-        recomputed.ops_replayed = replayed = replayed + recomputed.ops_replayed
-        found = difference(plain, recomputed)
-        if found is not None and not refused(program, plain, recomputed):
-            return f"{found}{' (everything dropped)' if policy else ''}", plain, recomputed
-        if observer.findings and recomputed.error is None:
-            finding = observer.findings[0]
-            text = f"nothing differs, but was found: {finding.kind}, {finding.op}: {finding.what}"
-            return text, plain, recomputed
-    return None, plain, recomputed
+    checked = Checked()
+    for R in (retape, prelude.Dropping()):
+        kind, found = _judged(program, R, checked.counts)
+        checked.kinds += (kind,)
+        if found is not None:
+            checked.found = found if R is retape else f"{found} (everything dropped)"
+            return checked
+    return checked
+
+
+def _judged(program: Program, R: Any, counts: Counter[str]) -> tuple[str, str | None]:
+    """The kind of the verdict, and what is wrong."""
+    orders, twice = program.backward == "orders", R is retape  # once equal to itself is enough
+    try:
+        verdict = prelude.verified(compiled(program), R, orders=orders, plain_twice=twice)
+    except RuntimeError as error:  # of the plain run
+        if INPLACE not in str(error):
+            raise
+        return "raised", difference(run(program), run(program, R))
+    if refused(program, verdict):
+        return "refused", None
+    for name in ("tensors_compared", "values_checked", "ops_replayed"):
+        counts[name] += getattr(verdict, name)
+    for name in ("orders", "differences", "findings"):
+        counts[name] += len(getattr(verdict, name))
+    if verdict or (R is retape and only_kept(verdict)):
+        return verdict.kind, None
+    return "error" if verdict.error else verdict.kind, verdict.explain()
+
+
+def only_kept(verdict: retape.Verdict) -> bool:
+    return len(verdict.vacuous) == 1 and "found all that it needed kept" in verdict.vacuous[0]
+
+
+def refused(program: Program, verdict: retape.Verdict) -> bool:
+    """A tensor changed after its scope, where eager had not saved it: Retape may raise, not guess."""
+    second_forward = program.writes_given and verdict.orders[-1] == "two forwards"
+    told = INPLACE in verdict.error and not verdict.differences
+    return told and (program.writes_behind or second_forward)

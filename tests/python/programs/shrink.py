@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 
-from .program import INPLACE, Program, Step, check, source
+from .program import Program, Step, check, source
 from .steps import KINDS
 
 DROP_ALL = "R.Policy.full().anchors(False)"
@@ -132,19 +132,18 @@ def _simplifications(program: Program) -> Iterator[Program]:
 def same_failure(program: Program) -> Callable[[Program], bool]:
     """Fails in the same manner: where one of the two runs raised, it raises, and else both end."""
 
-    def manner(candidate: Program) -> tuple[bool, bool, bool]:
-        found, plain, recomputed = check(candidate)
-        known = plain.error is None or INPLACE in str(plain.error)
-        return found is not None and known, plain.error is None, recomputed.error is None
+    def manner(candidate: Program) -> tuple[bool, str]:
+        checked = check(candidate)
+        return checked.found is not None, checked.kinds[-1]
 
     wanted = manner(program)
     return lambda candidate: manner(candidate) == wanted
 
 
 def report(program: Program, found: str) -> tuple[str, Program]:
-    """What differs in the smallest program that still fails, and that program."""
+    """What is wrong in the smallest program that still fails, and that program."""
     small = shrink(program, same_failure(program))
-    again, _, _ = check(small)
+    again = check(small).found
     count, size = (sum(s.kind in KINDS for s in p.steps) for p in (program, small))
     return (
         f"seed {program.seed // 1000}: {again or found}\n"
