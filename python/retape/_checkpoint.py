@@ -51,10 +51,10 @@ def checkpoint(
     see. It then finds the generators it drew from, autocast, SDPA and deterministic settings, the
     default dtype and device, the grad mode and Hugging Face caches as they were, and tensors from
     outside that it writes are put back afterwards. What it saves is compared, bit for bit, with what
-    it saved in forward: a difference raises ReplayMismatch (determinism_check="none" and
-    preserve_rng_state=False do not compare). use_reentrant=True holds no graph, compares outputs only,
-    and runs a backward of its own inside backward; tensors in containers and in keyword arguments get
-    gradients too.
+    it saved in forward: a difference raises ReplayMismatch (determinism_check="none" does not compare).
+    preserve_rng_state=False leaves generators alone: safe where nothing is random, a mismatch where
+    something is. use_reentrant=True holds no graph, compares outputs only, and runs a backward of its
+    own inside backward; tensors in containers and in keyword arguments get gradients too.
 
     rows=8 runs backward in 8 slices of rows (tokens: the leading dimensions, all but the last, of the
     first floating-point argument), so that the inside of the function is there one slice at a time.

@@ -112,7 +112,7 @@ size_t FirstRun::save(const at::Tensor& tensor) {
 void FirstRun::take_digest(size_t index, const at::Tensor& tensor) {
   auto& slot = frame_->slots_[index];
   if (!slot.held.defined() && frame_->options_.check_determinism) {
-    slot.digest = Digest(tensor, frame_->options_.preserve_rng_state && !slot.garbage);
+    slot.digest = Digest(tensor, /*bits=*/!slot.garbage);
   }
 }
 

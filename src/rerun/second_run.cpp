@@ -133,7 +133,7 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
     return;
   }
   if (frame_.options_.check_determinism) {
-    const Digest now(tensor, frame_.options_.preserve_rng_state);
+    const Digest now(tensor, /*bits=*/true);
     if (!(slot.digest == now)) {
       std::ostringstream text;
       text << "tensor " << index << " that " << name_of(slot.op) << " saved for backward ("
@@ -179,13 +179,13 @@ std::string SecondRun::ops() const {
 
 void SecondRun::check() const {
   if (mismatch_) {
-    throw_rerun_differs(frame_.options_.name, *mismatch_, ops());
+    throw_rerun_differs(frame_.options_, *mismatch_, ops());
   }
   if (saved_ < frame_.slots_.size() && (frame_.options_.check_determinism || saved_ <= wanted_)) {
     std::ostringstream text;
     text << "the function saved fewer tensors for backward when it ran again: expected "
          << frame_.slots_.size() << ", got " << saved_;
-    throw_rerun_differs(frame_.options_.name, text.str(), ops());
+    throw_rerun_differs(frame_.options_, text.str(), ops());
   }
 }
 
