@@ -15,6 +15,7 @@ from torch.utils._device import DeviceContext
 from retape import _C
 from retape._given import Given, Specs, flatten, unflatten
 from retape._recompute import REGION, PolicyLike, as_policy
+from retape._sabotage import sabotaged
 from retape._selective import policy_of
 
 Tensor = torch.Tensor
@@ -202,14 +203,6 @@ def _default_device() -> AbstractContextManager:
     return _NOTHING
 
 
-def _again(device: AbstractContextManager) -> AbstractContextManager:
-    """The device of the first run, for the second; the wrong one where that fault is injected."""
-    if _C.is_injected("default-device"):
-        _C.fault_hit()
-        return torch.device("meta")
-    return device
-
-
 def _rerun(
     function: Callable[..., Any],
     args: tuple,
@@ -222,7 +215,7 @@ def _rerun(
     device = _default_device()
 
     def again(tensors: list[Tensor]) -> None:
-        with backward, _again(device):
+        with backward, sabotaged(device):
             given.call(function, tensors)
 
     with _C.RerunScope(options, given.give_up_tensors(), again), forward:
@@ -248,7 +241,7 @@ def _reentrant(
     called: list[bool] = []
 
     def body(tensors: list[Tensor]) -> list[Tensor]:
-        with _again(device) if called else device:
+        with sabotaged(device) if called else device:
             leaves, specs = flatten([given.call(function, tensors)])
         if not called:
             called.append(True)

@@ -74,6 +74,11 @@ void FirstRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
 
 void FirstRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = nullptr;
+  if (frame_->conditions_.examiner() != nullptr) {
+    while (const auto device = frame_->new_device(op, stack)) {
+      frame_->devices_.push_back(*device);
+    }
+  }
   frame_->outside_.after(op, stack);
   for (const auto& [index, tensor] : waiting_) {
     take_digest(index, tensor);
