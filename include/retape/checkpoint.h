@@ -48,7 +48,7 @@ struct CheckpointOptions {
 
   // Rerun
   bool use_reentrant = false;      // a backward inside backward: no graph at all after forward
-  bool preserve_rng_state = true;  // false: the second run draws other numbers, unchecked
+  bool preserve_rng_state = true;  // false: generators are left alone; other numbers are a mismatch
   bool early_stop = true;          // the second run ends after the last op that saved something
   bool check_determinism = true;   // false: what the second run saves is believed
   bool debug = false;              // a mismatch lists the ops of both runs

@@ -16,7 +16,7 @@ using Tensors = std::vector<at::Tensor>;
 
 struct RerunOptions {
   std::string name;                // of the region
-  bool preserve_rng_state = true;  // the second run draws what the first drew
+  bool preserve_rng_state = true;  // the second run draws what the first drew; else it is compared all the same
   bool early_stop = true;          // the second run ends when everything has been saved again
   bool check_determinism = true;   // what it saves is compared, bit for bit, with what forward saved
   bool debug = false;              // errors list the ops of both runs

@@ -15,6 +15,7 @@ from torch.utils._device import DeviceContext
 from retape import _C
 from retape._given import Given, Specs, flatten, unflatten
 from retape._recompute import REGION, PolicyLike, as_policy
+from retape._sabotage import sabotaged
 from retape._selective import policy_of
 
 Tensor = torch.Tensor
@@ -51,10 +52,10 @@ def checkpoint(
     see. It then finds the generators it drew from, autocast, SDPA and deterministic settings, the
     default dtype and device, the grad mode and Hugging Face caches as they were, and tensors from
     outside that it writes are put back afterwards. What it saves is compared, bit for bit, with what
-    it saved in forward: a difference raises ReplayMismatch (determinism_check="none" and
-    preserve_rng_state=False do not compare). use_reentrant=True holds no graph, compares outputs only,
-    and runs a backward of its own inside backward; tensors in containers and in keyword arguments get
-    gradients too.
+    it saved in forward: a difference raises ReplayMismatch (determinism_check="none" does not compare).
+    preserve_rng_state=False leaves generators alone: safe where nothing is random, a mismatch where
+    something is. use_reentrant=True holds no graph, compares outputs only, and runs a backward of its
+    own inside backward; tensors in containers and in keyword arguments get gradients too.
 
     rows=8 runs backward in 8 slices of rows (tokens: the leading dimensions, all but the last, of the
     first floating-point argument), so that the inside of the function is there one slice at a time.
@@ -202,14 +203,6 @@ def _default_device() -> AbstractContextManager:
     return _NOTHING
 
 
-def _again(device: AbstractContextManager) -> AbstractContextManager:
-    """The device of the first run, for the second; the wrong one where that fault is injected."""
-    if _C.is_injected("default-device"):
-        _C.fault_hit()
-        return torch.device("meta")
-    return device
-
-
 def _rerun(
     function: Callable[..., Any],
     args: tuple,
@@ -222,7 +215,7 @@ def _rerun(
     device = _default_device()
 
     def again(tensors: list[Tensor]) -> None:
-        with backward, _again(device):
+        with backward, sabotaged(device):
             given.call(function, tensors)
 
     with _C.RerunScope(options, given.give_up_tensors(), again), forward:
@@ -248,7 +241,7 @@ def _reentrant(
     called: list[bool] = []
 
     def body(tensors: list[Tensor]) -> list[Tensor]:
-        with _again(device) if called else device:
+        with sabotaged(device) if called else device:
             leaves, specs = flatten([given.call(function, tensors)])
         if not called:
             called.append(True)

@@ -6,7 +6,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 namespace retape {
 
@@ -17,15 +19,17 @@ std::atomic<bool> steps_are_counted{false};
 namespace {
 
 uint64_t from_environment() {
-  const char* text = std::getenv("RETAPE_CHECK");
-  if (text == nullptr || *text == '\0') {
+  const char* set = std::getenv("RETAPE_CHECK");
+  const std::string_view text = set == nullptr ? "" : set;
+  if (text.empty()) {
     return 0;
   }
-  char* end = nullptr;
-  const auto n = std::strtoull(text, &end, 10);
-  if (*end != '\0' || *text == '-') {
+  uint64_t n = 0;
+  const char* end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, n);  // digits, and nothing but digits
+  if (read.ec != std::errc() || read.ptr != end) {
     throw UsageError(
-        std::string("[RETAPE_CHECK] expected a number of steps, got \"") + text +
+        "[RETAPE_CHECK] expected a number of steps below 2^64, in digits, got \"" + std::string(text) +
         "\". Fix: RETAPE_CHECK=100 checks every 100th step, 0 none.");
   }
   return n;

@@ -1,16 +1,14 @@
 #include "check/examiner.h"
 
+#include "check/describe.h"
 #include "check/unseen.h"
 #include "recompute/errors.h"
 #include "recompute/region.h"
 #include "record/each_tensor.h"
-#include "rerun/surroundings.h"
 
 #include <retape/error.h>
-#include <retape/verify.h>
 
 #include <ATen/Context.h>
-#include <ATen/Functions.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -21,17 +19,6 @@
 namespace retape::detail {
 
 namespace {
-
-std::string full_name(const OpInfo& op) {
-  const auto& name = op.name;
-  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-}
-
-uint64_t state_hash(at::Generator generator) {
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  const auto state = generator.get_state();
-  return XXH3_64bits(state.const_data_ptr(), state.nbytes());
-}
 
 uint64_t bytes_hash(const c10::weak_intrusive_ptr<c10::StorageImpl>& storage) {
   const auto alive = storage.lock();
@@ -63,27 +50,6 @@ bool same_argument(const c10::IValue& then, const c10::IValue& now) {
     return std::memcmp(&a, &b, sizeof(a)) == 0;
   }
   return then.tagKind() == now.tagKind() && text_of(then) == text_of(now);
-}
-
-// What kind of difference it is, and how large.
-std::pair<std::string, std::string> describe(const Seen& then, const at::Tensor& now, const Digest& digest) {
-  if (!then.copy.defined()) {
-    return {"values", then.digest.difference(digest)};
-  }
-  Unseen unseen;
-  const auto difference = compare(then.copy, now);
-  if (!difference) {
-    return {"NaN payload", "a NaN has other bits"};
-  }
-  std::ostringstream text;
-  text << difference->differing << " of " << difference->elements << " values differ";
-  if (difference->ulps != 0) {
-    text << " by up to " << difference->ulps << " ulp";
-  }
-  text << ", first at " << difference->first << ": " << difference->plain << " in forward, "
-       << difference->recomputed << " in replay";
-  const bool numbers_equal = then.copy.sizes() == now.sizes() && at::equal(then.copy, now);
-  return {numbers_equal ? "sign of zero" : difference->ulps == 1 ? "one ulp" : "values", text.str()};
 }
 
 }  // namespace
@@ -123,36 +89,7 @@ std::unique_ptr<Seen> Examiner::seen(const at::Tensor& made) const {
 }
 
 std::unique_ptr<Witness> Examiner::witness(const OpInfo& op, const torch::jit::Stack& stack) const {
-  if (!closely_) {
-    return nullptr;
-  }
-  auto witness = std::make_unique<Witness>();
-  witness->name = full_name(op);
-  witness->flags = Flags::now();
-  witness->source = source_of_this_op();
-  const auto args = torch::jit::last(stack, op.arguments);
-  for (const auto& arg : args) {
-    bool tensors = arg.isTensorList() || arg.isOptionalTensorList();
-    each_tensor(arg, [&](const at::Tensor& tensor, int) {
-      tensors = true;
-      if (tensor.defined()) {
-        witness->inputs.emplace_back(tensor, /*bits=*/true);
-      }
-    });
-    witness->args.push_back(tensors || arg.isGenerator() ? c10::IValue() : arg);
-  }
-  for (const auto index : op.scratch) {
-    if (args[index].isTensor() && args[index].toTensor().defined()) {
-      witness->scratch.push_back(args[index].toTensor().storage().getWeakStorageImpl());
-    }
-  }
-  if (op.random) {
-    witness->generator = Draw::generator_of(op, args);
-    if (witness->generator.defined()) {
-      witness->generator_state = state_hash(witness->generator);
-    }
-  }
-  return witness;
+  return closely_ ? witness_of(op, stack) : nullptr;
 }
 
 void Examiner::enter(uint64_t tape, const Op& op, const Value& value) {
@@ -171,9 +108,9 @@ void Examiner::before(const Op& op, const OpInfo& called, const torch::jit::Stac
     std::lock_guard<std::mutex> lock(mutex_);
     misled_.erase(&op);
   }
-  if (full_name(called) != then.name) {
+  if (const auto name = c10::toString(called.name); name != then.name) {
     mislead(op);
-    found(op, "other op", "expected " + then.name + ", got " + full_name(called));
+    found(op, "other op", "expected " + then.name + ", got " + name);
     return;
   }
   for (size_t i = 0; i < args.size(); ++i) {
@@ -230,39 +167,31 @@ void Examiner::examine_generator(
 }
 
 void Examiner::examine_input(const Op& op, size_t index, const at::Tensor& tensor) {
-  const auto& input = op.inputs[index];
-  const Digest& then = op.witness->inputs[index];
   const Digest now(tensor, /*bits=*/true);
-  if (then == now) {
+  if (op.witness->inputs[index] == now) {
     return;
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     misled_.insert(&op);
-    if (!wrong_.insert(now.hash()).second) {
+    if (is_known_to_be_wrong(*op.inputs[index].value, tensor, now)) {
       return;  // told already, where it was made
     }
   }
-  std::ostringstream text;
-  text << "argument \"" << op.info->handle.schema().arguments()[input.arg].name() << "\" ("
-       << then.shape() << ")";
-  const bool root = !input.value->recipe;
-  const char* kind = "freed early";
-  if (root && (input.value->superseded || input.value->home_moved())) {
-    kind = "stale version";
-    text << " is at a later version than the one that forward read";
-  } else if (root) {
-    kind = "changed unseen";
-    text << " was changed since forward, and its version does not tell";
-  } else if (const auto& made = input.value->seen;
-             made && made->digest == Digest(made->view.on(tensor.storage()), /*bits=*/true)) {
-    kind = "changed unseen";
-    text << " is what its op made; in forward something past the dispatcher changed it before it was read";
-  } else {
-    text << " was changed after it had been replayed";
+  auto [kind, what] = describe_input(op, index, tensor);
+  found(op, std::move(kind), what);
+}
+
+// Ops read a value through views of their own: as its op made it, it may be known.
+bool Examiner::is_known_to_be_wrong(const Value& value, const at::Tensor& tensor, const Digest& now) {
+  bool known = !wrong_.insert(now.hash()).second;
+  if (const auto& made = value.seen) {
+    const Digest whole(made->view.on(tensor.storage()), /*bits=*/true);
+    if (!(made->digest == whole) && whole.hash() != now.hash()) {
+      known = !wrong_.insert(whole.hash()).second || known;
+    }
   }
-  text << ": " << then.difference(now);
-  found(op, kind, text.str());
+  return known;
 }
 
 void Examiner::writes_what_is_needed(const Op& op) {
@@ -304,8 +233,8 @@ void Examiner::replayed(const Op& op, const Value& value, const c10::Storage& st
         return;  // comes of what was told already
       }
     }
-    const auto [kind, text] = describe(then, tensor, now);
-    found(op, kind, "what it makes (" + then.digest.shape() + ") is not what it made in forward: " + text);
+    auto [kind, what] = describe_result(then, tensor, now);
+    found(op, std::move(kind), what);
   }
 }
 
@@ -350,34 +279,10 @@ void Examiner::unpacked(
   found(op, kind, text + ": " + then.digest.difference(now));
 }
 
-// ---- rerun ----------------------------------------------------------------------------------
-
-void Examiner::compare(const std::string& call, const Surroundings& then, const Surroundings& now) {
-  const auto differs = [&](const char* kind, const std::string& what) {
-    found({kind, "", call, "", "the second run goes " + what});
-  };
-  if (then.flags.grad_mode != now.flags.grad_mode) {
-    differs("grad mode", then.flags.grad_mode ? "without gradients, the first had them" : "with gradients, the first had none");
-  }
-  for (size_t i = 0; i < then.autocast.size(); ++i) {
-    const auto device = c10::DeviceTypeName(at::autocast::_AUTOCAST_SUPPORTED_DEVICES[i], true);
-    if (then.autocast[i].enabled != now.autocast[i].enabled) {
-      differs("autocast", std::string(now.autocast[i].enabled ? "with" : "without") + " autocast on " + device + ", the first went " + (then.autocast[i].enabled ? "with" : "without"));
-    } else if (then.autocast[i].enabled && then.autocast[i].dtype != now.autocast[i].dtype) {
-      differs("autocast dtype", std::string("with autocast to ") + c10::toString(now.autocast[i].dtype) + " on " + device + ", the first with " + c10::toString(then.autocast[i].dtype));
-    }
-  }
-  auto flags = now.flags;
-  flags.grad_mode = then.flags.grad_mode;
-  if (!(flags == then.flags) || !(then.attention == now.attention)) {
-    differs("settings", "under other settings than the first");
-  }
-}
-
 // ---- what was found -------------------------------------------------------------------------
 
 void Examiner::found(const Op& op, std::string kind, const std::string& what) {
-  const auto name = full_name(*op.info);
+  const auto name = c10::toString(op.info->name);
   if (closely_) {
     found({std::move(kind), name, op.region->name, op.witness ? op.witness->source : "", what});
     return;

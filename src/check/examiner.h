@@ -29,8 +29,6 @@
 
 namespace retape::detail {
 
-struct Surroundings;
-
 // A call under rerun that an observer sees.
 struct SeenCall {
   std::string name;
@@ -65,8 +63,7 @@ class Examiner {
   void unpacked(
       uint64_t tape, const Value& value, const View& saved, const at::Tensor& tensor, bool again);
 
-  // The second run of a call begins, or did something it must not do.
-  void compare(const std::string& call, const Surroundings& then, const Surroundings& now);
+  // Of the second run of a call, which does its own comparing.
   void found(Finding finding);
 
   std::vector<Finding> findings() const;
@@ -84,6 +81,7 @@ class Examiner {
   void examine_generator(const Op& op, const OpInfo& called, c10::ArrayRef<c10::IValue> args);
   void mislead(const Op& op);
   void examine_input(const Op& op, size_t index, const at::Tensor& tensor);
+  bool is_known_to_be_wrong(const Value& value, const at::Tensor& tensor, const Digest& now);
 
   const bool closely_;
   const bool copies_;
@@ -105,7 +103,5 @@ extern std::atomic<bool> steps_are_counted;  // check_every is on
 
 // A backward asks for a saved tensor: counts it as a step, once.
 void note_step();
-
-std::string source_of_this_op();  // as the language that is running tells
 
 }  // namespace retape::detail

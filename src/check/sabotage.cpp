@@ -7,6 +7,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -55,6 +56,15 @@ void mutate_root(const Op& op) {
   }
 }
 
+// Of a root that was overwritten, because it was not copied first (record/recorder.cpp).
+bool reads_a_later_version(const Op& op) {
+  return std::any_of(op.inputs.begin(), op.inputs.end(), [](const Input& input) {
+    const auto* value = input.value.get();
+    return value != nullptr && !value->recipe && value->copied && value->home.lock() &&
+        value->data.unsafeGetStorageImpl() == value->home.lock().get();
+  });
+}
+
 void use_generator(const Op& op, torch::jit::Stack& stack) {
   const int arg = op.info->generator_arg;
   const bool is_private = op.draw && arg >= 0 &&
@@ -94,6 +104,11 @@ float as_float(uint32_t bits) {
   return value;
 }
 
+// Of the same size, with other bytes.
+bool differs(const c10::Storage& a, const c10::Storage& b) {
+  return a.nbytes() == b.nbytes() && std::memcmp(a.data(), b.data(), a.nbytes()) != 0;
+}
+
 at::Tensor in_columns(const at::Tensor& tensor) {
   auto strides = tensor.strides().vec();
   int64_t stride = 1;
@@ -111,6 +126,8 @@ void sabotage_arguments(const Op& op, torch::jit::Stack& stack) {
     miss_argument(op, stack);
   } else if (injected(Fault::DataMutated)) {
     mutate_root(op);
+  } else if (injected(Fault::StaleVersion) && reads_a_later_version(op)) {
+    hit();
   } else if (injected(Fault::GeneratorNotRestored) && op.draw) {
     hit();  // nobody restores it
   } else if (injected(Fault::WrongGenerator) || injected(Fault::PrivateGenerator)) {
@@ -183,8 +200,7 @@ at::Tensor sabotaged(
   if (injected(Fault::SwappedTensors)) {
     std::lock_guard<std::mutex> lock(side.mutex);
     const bool swap = side.tape.get() == &tape && side.last_value != &value && side.last &&
-        side.last.nbytes() == tensor.storage().nbytes() &&
-        std::memcmp(side.last.data(), tensor.storage().data(), side.last.nbytes()) != 0;
+        differs(side.last, tensor.storage());
     if (swap) {
       hit();
       return view.on(side.last);
@@ -201,7 +217,7 @@ at::Tensor sabotaged(
     auto& first = side.first[{value.recipe->order, value.slot}];
     if (side.tape.get() == &tape) {
       first = copy_of(tensor.storage());
-    } else if (first && first.nbytes() == tensor.storage().nbytes()) {
+    } else if (first && differs(first, tensor.storage())) {
       hit();
       return view.on(first);
     }

@@ -3,11 +3,14 @@
 
 #include "check/digest.h"
 #include "record/flags.h"
+#include "record/op_info.h"
 #include "record/view.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,5 +34,12 @@ struct Witness {
   uint64_t generator_state = 0;          // hash of it
   std::string source;                    // "model.py:31 in forward"; empty: unknown
 };
+
+// Of an op that is about to run on `stack`.
+std::unique_ptr<Witness> witness_of(const OpInfo& op, const torch::jit::Stack& stack);
+
+uint64_t state_hash(at::Generator generator);
+
+std::string source_of_this_op();  // as the language that is running tells
 
 }  // namespace retape::detail

@@ -2,6 +2,8 @@
 
 #include "recompute/region.h"
 
+#include <retape/rerun.h>
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
@@ -75,11 +77,13 @@ void throw_root_changed(const Value& root) {
 }
 
 void throw_rerun_differs(
-    const std::string& region, const std::string& what, const std::string& details) {
+    const RerunOptions& options, const std::string& what, const std::string& details) {
+  const auto& region = options.name;
+  const auto* generators =
+      options.preserve_rng_state ? "" : "preserve_rng_state=True, if it draws random numbers; else ";
   raise(ReplayMismatch(
-      "[checkpoint] " + (region.empty() ? "" : "region \"" + region + "\": ") + what +
-      ". Fix: make the function depend on its arguments alone, or use method=\"replay\", which does "
-      "not run it again." +
+      "[checkpoint] " + (region.empty() ? "" : "region \"" + region + "\": ") + what + ". Fix: " + generators +
+      "make the function depend on its arguments alone, or use method=\"replay\", which does not run it again." +
       details));
 }
 

@@ -9,6 +9,8 @@
 
 namespace retape::detail {
 
+struct RerunOptions;
+
 // Throws it the way the language that runs backward wants it. Not under a tape's lock: for that the
 // language may need a lock of its own, whose owner may be waiting for this one.
 [[noreturn]] void raise(const UsageError& error);
@@ -28,7 +30,7 @@ namespace retape::detail {
 
 // A function that ran again did not do what it did in forward: raised. `details` come after the fix.
 [[noreturn]] void throw_rerun_differs(
-    const std::string& region, const std::string& what, const std::string& details = "");
+    const RerunOptions& options, const std::string& what, const std::string& details = "");
 
 std::string where(const Region* region);
 

@@ -479,8 +479,6 @@ void Recorder::save_what_is_overwritten(Flight& flight) {
     } else if (before.readers > 0) {
       if (!injected(Fault::StaleVersion)) {
         before.data = copy_of(written.storage);
-      } else {
-        hit();
       }
       before.copied = true;
     }

@@ -46,7 +46,9 @@ Conditions::Again::Again(const Conditions& conditions)
   }
   if (conditions_.examiner_) {
     ++conditions_.call_->reruns;
-    conditions_.examiner_->compare(conditions_.call_->name, conditions_.surroundings_, Surroundings::now());
+    for (auto& [kind, what] : differences(conditions_.surroundings_, Surroundings::now())) {
+      conditions_.examiner_->found({kind, "", conditions_.call_->name, "", std::move(what)});
+    }
   }
 }
 

@@ -74,6 +74,11 @@ void FirstRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
 
 void FirstRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = nullptr;
+  if (frame_->conditions_.examiner() != nullptr) {
+    while (const auto device = frame_->new_device(op, stack)) {
+      frame_->devices_.push_back(*device);
+    }
+  }
   frame_->outside_.after(op, stack);
   for (const auto& [index, tensor] : waiting_) {
     take_digest(index, tensor);
@@ -112,7 +117,7 @@ size_t FirstRun::save(const at::Tensor& tensor) {
 void FirstRun::take_digest(size_t index, const at::Tensor& tensor) {
   auto& slot = frame_->slots_[index];
   if (!slot.held.defined() && frame_->options_.check_determinism) {
-    slot.digest = Digest(tensor, frame_->options_.preserve_rng_state && !slot.garbage);
+    slot.digest = Digest(tensor, /*bits=*/!slot.garbage);
   }
 }
 

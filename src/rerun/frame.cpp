@@ -4,6 +4,7 @@
 #include "recompute/eager.h"
 #include "recompute/engine.h"
 #include "recompute/errors.h"
+#include "record/each_tensor.h"
 #include "rerun/first_run.h"
 #include "rerun/second_run.h"
 
@@ -11,6 +12,8 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
 
 namespace retape::detail {
 
@@ -68,6 +71,18 @@ void Frame::check_versions() const {
           slot.held.scalar_type(), slot.held.sizes(), slot.held._version(), slot.version);
     }
   }
+}
+
+std::optional<c10::Device> Frame::new_device(const OpInfo& op, const torch::jit::Stack& stack) const {
+  std::optional<c10::Device> found;
+  for (const auto& result : torch::jit::last(stack, op.returns)) {
+    each_tensor(result, [&](const at::Tensor& tensor, int) {
+      if (tensor.defined() && std::find(devices_.begin(), devices_.end(), tensor.device()) == devices_.end()) {
+        found = tensor.device();
+      }
+    });
+  }
+  return found;
 }
 
 void Frame::run_again(Pass& pass, size_t wanted) {

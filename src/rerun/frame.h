@@ -15,6 +15,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 
 namespace retape::detail {
 
@@ -51,6 +52,8 @@ class Frame final : public std::enable_shared_from_this<Frame> {
   std::shared_ptr<Pass> current_pass();
   void run_again(Pass& pass, size_t wanted);
   void check_versions() const;  // nothing that is held was changed in place since
+  // Where an op has made something, if that is not among devices_.
+  std::optional<c10::Device> new_device(const OpInfo& op, const torch::jit::Stack& stack) const;
 
   const RerunOptions options_;
   std::vector<torch::autograd::SavedVariable> inputs_;
@@ -58,8 +61,9 @@ class Frame final : public std::enable_shared_from_this<Frame> {
   Conditions conditions_;
   Outside outside_{Outside::kSmall};  // of the first run
   std::vector<Slot> slots_;
-  std::vector<const OpInfo*> ops_;  // of the first run, for errors in debug mode
-  bool complete_ = false;           // the first run has ended
+  std::vector<const OpInfo*> ops_;    // of the first run, for errors in debug mode
+  std::vector<c10::Device> devices_;  // where it made something, for an observer
+  bool complete_ = false;             // the first run has ended
 
   std::mutex mutex_;  // of passes_
   std::map<int, std::shared_ptr<Pass>> passes_;

@@ -36,8 +36,6 @@ struct Call final : torch::CustomClassHolder {
   std::vector<Digest> digests;       // of its results that have a gradient
   std::vector<size_t> which;         // of the results those are
   Tensors results;                   // until they are outputs of the node
-
-  bool compares() const { return options.check_determinism && options.preserve_rng_state; }
 };
 
 // The first run has a graph, so that kernels are chosen as in a plain call; nothing is saved in it.
@@ -160,12 +158,13 @@ struct Node final : torch::autograd::Function<Node> {
   static void compare(const Call& call, size_t i, const at::Tensor& result) {
     const auto which = "output " + std::to_string(call.which[i]);
     if (!result.defined()) {
-      throw_rerun_differs(call.options.name, which + " was not there when the function ran again");
+      throw_rerun_differs(call.options, which + " was not there when the function ran again");
     }
-    const Digest now(result, call.compares());
-    if (call.compares() && !(call.digests[i] == now)) {
+    const bool compares = call.options.check_determinism;
+    const Digest now(result, /*bits=*/compares);
+    if (compares && !(call.digests[i] == now)) {
       throw_rerun_differs(
-          call.options.name,
+          call.options,
           which + " (" + call.digests[i].shape() + ") came out different when the function ran again: " +
               call.digests[i].difference(now));
     }
@@ -187,7 +186,7 @@ Tensors reentrant(RerunOptions options, const Tensors& inputs, Body body) {
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].defined() && results[i].requires_grad()) {
       call->which.push_back(i);
-      call->digests.emplace_back(results[i], call->compares());
+      call->digests.emplace_back(results[i], /*bits=*/call->options.check_determinism);
       call->results.push_back(results[i].detach());
     }
   }

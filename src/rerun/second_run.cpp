@@ -58,6 +58,9 @@ SecondRun::~SecondRun() {
 void SecondRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = &op;
   if (over_) {
+    if (injected(Fault::StopsLate)) {
+      hit();
+    }
     found("late stop", &op, "it runs after everything that was wanted is there");
   }
   later_.before(op, stack);
@@ -68,12 +71,24 @@ void SecondRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
 
 void SecondRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = nullptr;
+  look_at_devices(op, stack);
   later_.after(op, stack);
   for (const auto& [index, tensor] : waiting_) {
-    take(index, tensor);
+    take(index, tensor, &op);
   }
   waiting_.clear();
   between();
+}
+
+// What follows from a tensor in the wrong place is in the wrong place too, and is not told again.
+void SecondRun::look_at_devices(const OpInfo& op, const torch::jit::Stack& stack) {
+  if (elsewhere_ || frame_.conditions_.examiner() == nullptr) {
+    return;
+  }
+  if (const auto device = frame_.new_device(op, stack)) {
+    elsewhere_ = true;
+    found("default device", &op, "it makes a tensor on " + device->str() + ", where the first run made none");
+  }
 }
 
 void SecondRun::between() {
@@ -81,12 +96,10 @@ void SecondRun::between() {
   if (!all && !mismatch_) {
     return;
   }
-  if (injected(Fault::StopsLate) && !over_ && !mismatch_) {
-    over_ = true;
-    hit();
+  over_ = true;
+  if (injected(Fault::StopsLate) && !mismatch_) {
     return;
   }
-  over_ = true;
   if (frame_.options_.stop != nullptr) {
     frame_.options_.stop();
   }
@@ -101,17 +114,17 @@ void SecondRun::save(const at::Tensor& tensor) {
   const size_t index = saved_++;
   if (injected(Fault::StopsEarly) && op_ != nullptr && saved_ == frame_.slots_.size()) {
     hit();
-    take(index, tensor);
+    take(index, tensor, op_);
     between();
   }
   if (op_ != nullptr) {
     waiting_.emplace_back(index, tensor);
   } else {
-    take(index, tensor);
+    take(index, tensor, nullptr);
   }
 }
 
-void SecondRun::take(size_t index, const at::Tensor& tensor) {
+void SecondRun::take(size_t index, const at::Tensor& tensor, const OpInfo* by) {
   c10::impl::ExcludeDispatchKeyGuard unseen(kKey);  // what is done here is not the function's
   if (mismatch_) {
     return;
@@ -124,7 +137,7 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
       std::ostringstream text;
       text << "the function saved more tensors for backward when it ran again: expected "
            << frame_.slots_.size() << ", got " << index + 1;
-      mismatch("values", text.str());
+      mismatch("values", by, text.str());
     }
     return;
   }
@@ -133,13 +146,13 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
     return;
   }
   if (frame_.options_.check_determinism) {
-    const Digest now(tensor, frame_.options_.preserve_rng_state);
+    const Digest now(tensor, /*bits=*/true);
     if (!(slot.digest == now)) {
       std::ostringstream text;
       text << "tensor " << index << " that " << name_of(slot.op) << " saved for backward ("
            << slot.digest.shape() << ") came out different when the function ran again: "
            << slot.digest.difference(now);
-      mismatch(slot.digest.device() == now.device() ? "values" : "default device", text.str());
+      mismatch(slot.digest.device() == now.device() ? "values" : "default device", slot.op, text.str());
       return;
     }
   }
@@ -150,14 +163,15 @@ void SecondRun::take(size_t index, const at::Tensor& tensor) {
   }
 }
 
-void SecondRun::mismatch(const char* kind, const std::string& what) {
+void SecondRun::mismatch(const char* kind, const OpInfo* op, const std::string& what) {
   mismatch_ = what;
-  found(kind, nullptr, what);
+  found(kind, op, what);
 }
 
 void SecondRun::found(const char* kind, const OpInfo* op, const std::string& what) {
   if (auto* examiner = frame_.conditions_.examiner()) {
-    examiner->found({kind, op == nullptr ? "" : op->name.name, frame_.options_.name, "", what});
+    const auto name = op == nullptr ? "" : c10::toString(op->name);
+    examiner->found({kind, name, frame_.options_.name, source_of_this_op(), what});
   }
 }
 
@@ -179,13 +193,13 @@ std::string SecondRun::ops() const {
 
 void SecondRun::check() const {
   if (mismatch_) {
-    throw_rerun_differs(frame_.options_.name, *mismatch_, ops());
+    throw_rerun_differs(frame_.options_, *mismatch_, ops());
   }
   if (saved_ < frame_.slots_.size() && (frame_.options_.check_determinism || saved_ <= wanted_)) {
     std::ostringstream text;
     text << "the function saved fewer tensors for backward when it ran again: expected "
          << frame_.slots_.size() << ", got " << saved_;
-    throw_rerun_differs(frame_.options_.name, text.str(), ops());
+    throw_rerun_differs(frame_.options_, text.str(), ops());
   }
 }
 

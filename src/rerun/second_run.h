@@ -25,8 +25,9 @@ class SecondRun final : public Watch {
   void check() const;
 
  private:
-  void take(size_t index, const at::Tensor& tensor);
-  void mismatch(const char* kind, const std::string& what);
+  void take(size_t index, const at::Tensor& tensor, const OpInfo* by);  // by: that saved it
+  void look_at_devices(const OpInfo& op, const torch::jit::Stack& stack);
+  void mismatch(const char* kind, const OpInfo* op, const std::string& what);
   void found(const char* kind, const OpInfo* op, const std::string& what);
   std::string ops() const;
 
@@ -39,6 +40,7 @@ class SecondRun final : public Watch {
   bool over_ = false;  // everything is there
   std::optional<std::string> mismatch_;
   std::vector<const OpInfo*> ops_;
+  bool elsewhere_ = false;  // a tensor is on another device, and that is told
   Outside later_;  // what this run must leave as it found it
 };
 

@@ -9,6 +9,8 @@
 #include <ATen/autocast_mode.h>
 
 #include <array>
+#include <string>
+#include <vector>
 
 namespace retape::detail {
 
@@ -38,6 +40,13 @@ struct Surroundings {
 
   static Surroundings now();
 };
+
+// How a second run goes otherwise than the first.
+struct SurroundingsDifference {
+  const char* kind;  // of a Finding (retape/check.h)
+  std::string what;
+};
+std::vector<SurroundingsDifference> differences(const Surroundings& first, const Surroundings& second);
 
 void set_surroundings(const Surroundings& wanted);
 

@@ -151,13 +151,14 @@ def test_checkpoint_rng_cpu(how: str) -> None:
 
 @with_a_graph
 def test_checkpoint_not_preserve_rng_state_and_without_reentrant(how: str) -> None:
-    """preserve_rng_state=False runs. Rerun draws another mask, and does not call that a mismatch.
+    """preserve_rng_state=False runs where nothing is compared, and rerun draws another mask.
 
     Better: replay has nothing to switch off, so its gradient is that of forward's mask.
     """
     x = leaf(2000)
     torch.manual_seed(0)
-    out = checkpoint(how, lambda v: nn.functional.dropout(v, 0.5), x, preserve_rng_state=False)
+    options = {"preserve_rng_state": False, "determinism_check": "none"}
+    out = checkpoint(how, lambda v: nn.functional.dropout(v, 0.5), x, **options)
     before = torch.get_rng_state()
     out.sum().backward()
     of_forward = (out != 0).float() * 2
@@ -168,6 +169,28 @@ def test_checkpoint_not_preserve_rng_state_and_without_reentrant(how: str) -> No
     else:
         assert not torch.equal(x.grad, of_forward)
         assert not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("how", ["rerun", "reentrant"])
+def test_checkpoint_not_preserve_rng_state_another_mask_is_a_mismatch(how: str) -> None:
+    """Better: upstream takes the other mask's gradients without a word; here that raises."""
+    x = leaf(2000)
+    dropout = nn.Dropout(0.5)
+    out = checkpoint(how, lambda v: dropout(v).sin(), x, preserve_rng_state=False)
+    with pytest.raises(retape.ReplayMismatch, match="Fix: preserve_rng_state=True"):
+        out.sum().backward()
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("how", ["rerun", "reentrant"])
+def test_checkpoint_not_preserve_rng_state_is_right_where_nothing_is_random(how: str) -> None:
+    x = leaf(8)
+    before = torch.get_rng_state()
+    checkpoint(how, lambda v: v.sin().exp(), x, preserve_rng_state=False).sum().backward()
+    y = same_leaf(x)
+    y.sin().exp().sum().backward()
+    assert_same(x.grad, y.grad, "x.grad")
+    assert_same(torch.get_rng_state(), before, "generator")
 
 
 @every_way

@@ -130,7 +130,19 @@ def test_what_a_storage_holds_beyond_its_tensor_is_not_compared() -> None:
 
 @pytest.mark.parametrize(
     ("value", "code", "said"),
-    [("1", 0, "1"), ("0", 0, "0"), ("", 0, "0"), ("often", 1, "RETAPE_CHECK=100"), ("-3", 1, "got")],
+    [
+        ("1", 0, "1"),
+        ("0", 0, "0"),
+        ("", 0, "0"),
+        ("18446744073709551615", 0, "18446744073709551615"),
+        ("often", 1, "RETAPE_CHECK=100"),
+        ("-3", 1, 'got "-3"'),
+        (" -5", 1, 'got " -5"'),
+        (" 5", 1, 'got " 5"'),
+        ("+5", 1, 'got "+5"'),
+        ("5 ", 1, 'got "5 "'),
+        ("18446744073709551616", 1, "below 2^64"),
+    ],
 )
 def test_the_environment_sets_it(value: str, code: int, said: str) -> None:
     program = (

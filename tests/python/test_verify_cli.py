@@ -328,9 +328,10 @@ class Found(retape.Verdict):
 
     @property
     def findings(self):
-        kind = "values" if self.fault == "loud" else "layout"
+        kinds = ["values", "layout"] if self.fault == "loud" else ["layout", "values"]
         return [
-            SimpleNamespace(kind=kind, op="aten::tanh", region="", source="m.py:3", what="1, 2")
+            SimpleNamespace(kind=kind, op="aten::tanh", region="r", source="m.py:3", what="1, 2")
+            for kind in kinds
         ]
 
 
@@ -356,7 +357,7 @@ def test_one_fault_is_a_verdict_like_any_other(some_faults):
     assert code == 1
     row = result["rows"][0]
     assert (row["fault"], row["fault_hits"]) == ("loud", 1)
-    assert row["cause"] == "values: aten::tanh, m.py:3: 1, 2"
+    assert row["cause"] == 'values: aten::tanh, region "r", m.py:3: 1, 2'
     assert row["command"].endswith("--inject loud")
     assert some_faults.active == ""
 

@@ -113,7 +113,8 @@ def cause_of(verdict: Verdict) -> str:
 
 
 def finding_line(finding: _C.Finding) -> str:
-    where = ", ".join(each for each in (finding.op, finding.source) if each)
+    region = f'region "{finding.region}"' if finding.region else ""
+    where = ", ".join(each for each in (finding.op, region, finding.source) if each)
     return f"{finding.kind}: {where + ': ' if where else ''}{finding.what}"
 
 

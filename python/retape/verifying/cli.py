@@ -260,13 +260,14 @@ def exit_code(results: Sequence[Result], named: bool) -> Exit:
 def _test_case(result: Result) -> junit.TestCase:
     name = " ".join(filter(None, (result.case.how, result.case.dtype, result.case.fault)))
     failure = result.kind if result.kind in (DIFFERENT, VACUOUS) else ""
+    told = (result.cause, result.explanation, f"Again: {result.case.command}")
     return junit.TestCase(
         suite=result.case.subject,
         name=name,
         seconds=result.seconds,
         failure=failure,
         skipped=result.reason if result.kind == NOT_BUILT else "",
-        text=f"{result.explanation}\nAgain: {result.case.command}" if failure else "",
+        text="\n".join(told) if failure else "",
     )
 
 

@@ -10,7 +10,7 @@ from retape import _C
 from retape._text import Exit
 from retape.subjects.faults import PROGRAMS
 from retape.verifying import junit
-from retape.verifying.case import DIFFERENT, Case, Result, finding_line, run
+from retape.verifying.case import DIFFERENT, Case, Result, run
 from retape.verifying.table import shortened
 
 if TYPE_CHECKING:
@@ -68,35 +68,46 @@ class FaultVerdict:
 
     def test_case(self) -> junit.TestCase:
         failure = {CAUGHT: "", NOT_STRUCK: "vacuous"}.get(self.kind, "different")
-        text = f"{self.name}: {self.kind}, {self.hits} times\nAgain: {self.command}"
+        text = f"{self.name}: {self.kind}, struck {self.hits} times {self.cause}".rstrip()
+        text += f"\nAgain: {self.command}"
         return junit.TestCase("faults", self.name, failure=failure, text=text if failure else "")
 
 
 def verdicts(results: Sequence[Result]) -> list[FaultVerdict]:
-    found = []
-    for name, fault in known().items():
-        mine = [result for result in results if result.case.fault == name]
-        different = [result for result in mine if result.kind == DIFFERENT]
-        named = [result for result in different if _told_as(result, fault.kind)]
-        hits = sum(result.hits for result in mine)
-        struck = [result for result in mine if result.hits]
-        shown = (named or different or struck or mine)[0]
-        kind = CAUGHT if named else MISNAMED if different else MISSED if hits else NOT_STRUCK
-        case = shown.case
-        by = f"{case.subject}, {case.how}" if different else ""
-        cause = _told_as(shown, fault.kind) or shown.cause
-        found.append(
-            FaultVerdict(
-                name, fault.breaks, kind, by, cause if different else "", hits, case.command
-            )
-        )
-    return found
+    """One for each fault that was tried."""
+    tried = {result.case.fault for result in results}
+    return [
+        verdict(fault, [result for result in results if result.case.fault == name])
+        for name, fault in known().items()
+        if name in tried
+    ]
 
 
-def _told_as(result: Result, kind: str) -> str:
-    """The finding of that kind, in a line; empty if there is none."""
+def verdict(fault: _C.FaultInfo, results: Sequence[Result]) -> FaultVerdict:
+    """Wherever it struck it must be caught, and be the first thing told."""
+    rows: dict[str, list[Result]] = {}
+    for result in results:
+        rows.setdefault(_kind(result, fault), []).append(result)
+    kind = next(kind for kind in (MISSED, MISNAMED, CAUGHT, NOT_STRUCK) if kind in rows)
+    shown = rows[kind][0]
+    case = shown.case
+    different = shown.kind == DIFFERENT
+    return FaultVerdict(
+        fault.id,
+        fault.breaks,
+        kind,
+        by=f"{case.subject}, {case.how}" if different else "",
+        cause=shown.cause if different else "",
+        hits=sum(result.hits for result in results),
+        command=case.command,
+    )
+
+
+def _kind(result: Result, fault: _C.FaultInfo) -> str:
+    if result.kind != DIFFERENT:
+        return MISSED if result.hits else NOT_STRUCK
     findings = result.verdict.findings if result.verdict is not None else []
-    return next((finding_line(finding) for finding in findings if finding.kind == kind), "")
+    return CAUGHT if findings and findings[0].kind == fault.kind else MISNAMED
 
 
 def programs(names: Sequence[str], seed: int = 0) -> list[Case]:
@@ -125,13 +136,16 @@ def run_all() -> list[FaultVerdict]:
 
 def markdown(found: Sequence[FaultVerdict]) -> str:
     """The table of docs/proofs.md."""
-    lines = ["| fault | what it breaks | | told as |", "|---|---|---|---|"]
-    for each in found:
-        mark = "✓ caught" if each.kind == CAUGHT else f"✗ {each.kind}"
-        told = each.cause.replace("|", "\\|")
-        lines.append(f"| `{each.name}` | {each.text} | {mark} | {told} |")
+    lines = ["| fault | what it breaks | caught by | message |", "|---|---|---|---|"]
+    lines += [row(each) for each in found]
     caught = sum(each.kind == CAUGHT for each in found)
     return "\n".join([*lines, "", f"{caught} of {len(found)} caught."]) + "\n"
+
+
+def row(found: FaultVerdict) -> str:
+    by = f"✓ {found.by}" if found.kind == CAUGHT else f"✗ {found.kind}"
+    message = found.cause.replace("|", "\\|")
+    return f"| `{found.name}` | {found.text} | {by} | {message} |"
 
 
 def exit_code(found: Sequence[FaultVerdict]) -> Exit:
