@@ -102,6 +102,7 @@ def test_example_runs_and_prints(path, tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
     prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"`[^`\n]*`", "", prose)  # a lambda looks like a link
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", prose)
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
