@@ -7,6 +7,7 @@
 #include <retape/error.h>
 
 #include <ATen/ops/to_dense.h>
+#include <ATen/ops/zeros_like.h>
 
 namespace retape::detail {
 
@@ -31,6 +32,9 @@ const char* unreadable(const at::Tensor& tensor) {
 }
 
 at::Tensor dense(const at::Tensor& tensor, const std::string& what) {
+  if (tensor._is_zerotensor()) {  // zeros without memory: the gradient through sgn
+    return at::zeros_like(tensor);
+  }
   if (any_output() && is_plain(tensor)) {
     fill(tensor.storage());  // it may be the output of an OutputDiscardCheckpoint
   }

@@ -154,6 +154,13 @@ TEST(Compare, SparseTensorsAreComparedAsDenseOnes) {
   EXPECT_NE(difference_of(dense, dense.to_sparse()).recomputed.find("Sparse"), std::string::npos);
 }
 
+TEST(Compare, ZerosWithoutMemoryAreZeros) {
+  const auto zeros = torch::_efficientzerotensor({2, 3}, torch::kFloat32);
+  ASSERT_TRUE(zeros._is_zerotensor());
+  EXPECT_FALSE(compare(zeros, torch::zeros({2, 3})).has_value());
+  EXPECT_EQ(difference_of(zeros, torch::ones({2, 3})).differing, 6u);
+}
+
 TEST(Compare, WhatHasNoBytesIsRefused) {
   const auto meta = torch::ones({2}, torch::TensorOptions().device(torch::kMeta));
   EXPECT_THROW(compare(meta, meta), UsageError);

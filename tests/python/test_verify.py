@@ -112,6 +112,20 @@ def test_several_losses_by_name_run_backward_in_every_order() -> None:
     assert {"losses a, b", "losses b, a", "backward twice", "two forwards"} <= set(verdict.orders)
 
 
+def test_a_gradient_that_torch_gives_as_zeros_without_memory_is_compared() -> None:
+    """The second derivative of abs."""
+    x, w = torch.linspace(-1, 1, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        (slope,) = torch.autograd.grad(x.abs().sum(), x, create_graph=True)
+        return slope.square().sum() + w.sin().exp().sum()
+
+    step = retape.Step(forward, leaves={"x": x, "w": w})
+    verdict = retape.verify(step, may_be_dead=["x"])
+    assert verdict, verdict
+    assert 'leaf "x" has an all-zero gradient' in str(retape.verify(step))
+
+
 def test_steps_of_an_optimizer_are_compared() -> None:
     made = []
 

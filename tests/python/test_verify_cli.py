@@ -60,11 +60,12 @@ def test_the_demos_run_with_nothing_to_write(capsys):
     code, result = verify()
     assert code == 0
     subjects = [row["subject"] for row in result["rows"]]
-    models = ["transformer", "moe", "pi05", "pi05-open", "pi05-sdpa"]
+    models = ["transformer", "moe", "pi05", "pi05-open"]
+    models += ["pi05-sdpa", "pi05-sdpa-open", "pi05-sdpa-no-dropout"]
     assert subjects == ["demo:gpt", "demo:mixed", *(f"cpp:{name}" for name in models)]
     assert all(row["kind"] == "equal" for row in result["rows"])
     assert all(row["verdict"]["ops_replayed"] > 0 for row in result["rows"])
-    assert "7 cases: 7 equal" in capsys.readouterr().out
+    assert "9 cases: 9 equal" in capsys.readouterr().out
 
 
 def test_policies_and_dtypes_are_a_row_each(capsys):

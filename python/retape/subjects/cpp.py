@@ -33,5 +33,7 @@ MODELS: dict[str, Callable[[torch.dtype], Step]] = {
     # Two towers, one cache: the layers of one write what those of the other read.
     "pi05": partial(_pi05, sdpa=False, insulation=True, dropout=0.3),
     "pi05-open": partial(_pi05, sdpa=False, insulation=False, dropout=0.3),
-    "pi05-sdpa": partial(_pi05, sdpa=True, insulation=False, dropout=0.0),
+    "pi05-sdpa": partial(_pi05, sdpa=True, insulation=True, dropout=0.3),
+    "pi05-sdpa-open": partial(_pi05, sdpa=True, insulation=False, dropout=0.3),
+    "pi05-sdpa-no-dropout": partial(_pi05, sdpa=True, insulation=False, dropout=0.0),
 }

@@ -52,21 +52,21 @@ def try_seeds(seeds: range) -> list[tuple[str | None, Counter[str]]]:
 
 
 def _fatal(seed: int, failure: ChildFailed) -> str:
-    def dies(program: Program) -> bool:
+    def fails(program: Program) -> bool:
         try:
-            in_child(lambda: check(program), PATIENCE / 3)
+            in_child(lambda: check(program), PATIENCE)
         except ChildFailed as again:
-            return not again.raised
+            return again.raised == failure.raised
         return False
 
     try:
         programs = in_child(lambda: list(islice(candidates(seed), 3)), PATIENCE)
     except ChildFailed as plain:
         return f"seed {seed}: without Retape already: {plain}"
-    program = next(filter(dies, programs), None)
+    program = next(filter(fails, programs), None)
     if program is None:
         return f"seed {seed}: {failure}"
-    small = shrink(program, dies)
+    small = shrink(program, fails)
     return f"seed {seed}: {failure}\n\n{source(small)}\n{_saved(seed, small)}"
 
 
