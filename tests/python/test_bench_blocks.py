@@ -94,6 +94,14 @@ def test_gradients_are_there_and_bitwise_plains(block: str, method: str, dtype: 
     assert equal == BITWISE or (("reentrant" in method or "rows" in method) and equal == CLOSE)
 
 
+def test_each_budget_of_torch_compile_holds_what_it_holds_alone() -> None:
+    """The largest first: what was compiled for it is not what the others run."""
+    size = Size(layers=2, **SMALL)
+    budgets = [f"torch.compile, budget {budget}" for budget in (1.0, 0.5, 0.0)]
+    most, half, least = (row_of("swiglu", size, name, dry=False).held for name in budgets)
+    assert most > half > least
+
+
 def test_points_of_the_frontier_lie_between_cheap_and_full() -> None:
     size = Size()
     work = run.block_task("swiglu", size, scaled=False)

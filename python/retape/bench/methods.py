@@ -177,8 +177,7 @@ def _groups(layers: Layers, x: torch.Tensor) -> torch.Tensor:
 
 
 def _compiled(budget: float) -> Apply:
-    """Each layer by itself, as peers' regions are; dynamo does not look at the budget again, so that
-    each has code of its own."""
+    """Each layer by itself, as peers' regions are."""
 
     def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
         import torch._functorch.config as config
@@ -197,9 +196,13 @@ def _compiled(budget: float) -> Apply:
 
 @functools.cache
 def _compiled_forward(layer: type[nn.Module], budget: float) -> Callable[..., Any]:
+    """Dynamo keeps what it compiled by code object and does not look at the budget again, and all
+    functions of one `def` share theirs: each budget gets a copy."""
+
     def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return module(x)
 
+    forward.__code__ = forward.__code__.replace(co_name=f"{layer.__name__}_at_{budget}")
     return torch.compile(forward, dynamic=False)
 
 
