@@ -12,13 +12,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tests.python import bench_runs
-from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB
+from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB, spread
 
 from retape import _artefact, cli
 from retape._progress import progress
 from retape.bench import cells, report
 from retape.bench.report import axis, pareto, timeline
-from retape.bench.result import BITWISE, DIFFERENT, Event, Row, Run, Subject, Timeline, run_from
+from retape.bench.result import (
+    BITWISE,
+    CLOSE,
+    DIFFERENT,
+    Event,
+    Row,
+    Run,
+    Subject,
+    Timeline,
+    run_from,
+)
 
 RUNS = {
     "one": bench_runs.run(),
@@ -276,6 +286,68 @@ def test_retapes_own_wrong_gradients_are_loud_and_end_with_1():
     assert report.exit_code(bench_runs.run()) == 0  # somebody else's are in there
     card = next(c for c in report.page.of_run(run, {}).cards if c.label == "bitwise equal")
     assert (card.figure, card.tone) == ("0 of 1", "bad")
+
+
+def test_a_row_of_retapes_that_raises_or_is_only_close_ends_with_1():
+    def ending_of(family: str = "retape", **changes) -> int:
+        rows = [bench_runs.row("x", family, 1, 1, **changes)]
+        return report.exit_code(bench_runs.run(bench_runs.subject(rows=rows)))
+
+    assert ending_of() == 0
+    assert ending_of(error="RuntimeError: x", equal=None) == 1
+    assert ending_of(family="output discard", error="RuntimeError: x") == 1
+    assert ending_of(family="torch", error="RuntimeError: x") == 0
+    assert ending_of(equal=CLOSE) == 1
+    assert ending_of(equal=CLOSE, rounds=True) == 0
+    assert ending_of(equal=DIFFERENT, rounds=True) == 1
+
+
+def test_what_sums_in_another_order_is_no_alarm_and_not_retapes_best():
+    rounding = bench_runs.row("retape rows", "retape", 100, 0.13, equal=CLOSE, rounds=True)
+    run = bench_runs.run(bench_runs.subject(rows=[*bench_runs.rows(), rounding]))
+    card = next(c for c in report.page.of_run(run, {}).cards if c.label == "bitwise equal")
+    assert (card.figure, card.tone) == ("3 of 3", "good")
+    assert card.text == "of Retape's rows have plain's gradients; 1 more sum in another order"
+    assert report.page.least(run.subjects[0], ours=True).method == "retape full"
+
+
+def test_a_best_peer_that_is_not_bitwise_is_told_to_be_so():
+    rows = [*bench_runs.rows()[:2], bench_runs.row("other's", "other", 1, 0.1, equal=CLOSE)]
+    several = bench_runs.run(bench_runs.subject(rows=rows), bench_runs.subject())
+    assert report.page.of_run(several, {}).overview[0].others.label == "other's, equal to rounding"
+
+
+def test_only_a_failure_of_retapes_is_red():
+    def tone_of(family: str) -> str:
+        rows = [Row("x", family, error="RuntimeError: x")]
+        run = bench_runs.run(bench_runs.subject(rows=rows))
+        return next(c.tone for c in report.page.of_run(run, {}).cards if c.label == "not measured")
+
+    assert (tone_of("retape"), tone_of("other")) == ("bad", "loud")
+
+
+def test_of_equal_peaks_the_quickest_is_the_best():
+    rows = [
+        bench_runs.row("plain", "plain", 400, 0.12),
+        bench_runs.row("retape a", "retape", 100, 0.16),
+        bench_runs.row("retape b", "retape", 100, 0.13),
+    ]
+    assert report.page.least(bench_runs.subject(rows=rows), ours=True).method == "retape b"
+
+
+def test_the_plot_and_the_frontier_agree_with_the_time_delta():
+    """The machine slowed down meanwhile: by its seconds "a" was slower, beside plain it was quicker."""
+    subject = bench_runs.subject(
+        rows=[
+            bench_runs.row("plain", "plain", 400, 0.1, ratio=spread(1.0)),
+            bench_runs.row("a", "retape", 300, 0.3, ratio=spread(1.1)),
+            bench_runs.row("b", "torch", 350, 0.2, ratio=spread(1.2)),
+        ]
+    )
+    assert [subject.rows[index].method for index in cells.frontier(subject)] == ["plain", "a"]
+    plain, a, b = (float(point.x) for point in pareto.plot(subject).points)
+    assert plain < a < b
+    assert "time 110.0 ± 1.1 ms" in pareto.plot(subject).points[1].lines
 
 
 def test_a_family_that_nobody_knows_is_drawn_as_other():

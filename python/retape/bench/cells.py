@@ -125,6 +125,14 @@ def time_delta(row: Row, plain: Row | None) -> float | None:
     return row.total[1] / plain.total[1] - 1
 
 
+def step_time(row: Row, plain: Row | None) -> Spread | None:
+    """Seconds that agree with `time_delta`: plain's median times the ratios of rounds side by side."""
+    if row.ratio is None or plain is None or plain.total is None:
+        return row.total
+    low, middle, high = (plain.total[1] * ratio for ratio in row.ratio)
+    return low, middle, high
+
+
 def labels(subject: Subject) -> list[str]:
     """A name for each row; with what it is wrapped around, where the method alone does not tell."""
     count = Counter(row.method for row in subject.rows)
@@ -166,9 +174,11 @@ def sizes_text(subject: Subject) -> str:
 def frontier(subject: Subject) -> list[int]:
     """Rows with right gradients that no other such row beats in both peak and time, quickest first."""
     known = [
-        (row.total[1], row.peak, index)
+        (time[1], row.peak, index)
         for index, row in enumerate(subject.rows)
-        if row.total is not None and row.peak is not None and row.equal != DIFFERENT
+        if (time := step_time(row, subject.plain)) is not None
+        and row.peak is not None
+        and row.equal != DIFFERENT
     ]
     best: list[int] = []
     least = float("inf")

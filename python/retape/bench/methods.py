@@ -31,7 +31,7 @@ class Method:
     needs: str = ""  # a package
     needs_cuda: bool = False
     is_eager: bool = True
-    mixes_no_rows: bool = False  # for layers that treat every token by itself
+    in_rows: bool = False  # for layers that treat every token by itself; sums in another order
     scope: Callable[[], Any] = contextlib.nullcontext
 
     def loss(self, task: Task) -> torch.Tensor:
@@ -239,7 +239,7 @@ METHODS: dict[str, Method] = {
         Method("retape cheap", "retape", "block", _scope_per_block("cheap")),
         Method("retape cheap, random too", "retape", "block", _scope_per_block(RANDOM)),
         Method("retape full", "retape", "block", _scope_per_block(REGION)),
-        Method("retape rows", "retape", "block", _in_rows(8), mixes_no_rows=True),
+        Method("retape rows", "retape", "block", _in_rows(8), in_rows=True),
         _one_scope("retape cheap, one scope", "cheap"),
         _one_scope("retape full, one scope", "full"),
         Method("torch checkpoint", "torch", "block", _around_block(_checkpoint(False))),

@@ -169,7 +169,7 @@ def block_task(name: str, size: Size, scaled: bool) -> Make:
 
 def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
     """A model's layers have no inner part, mix tokens, and are not compiled one by one."""
-    fitting = [m for m in chosen if m.around != "inner" and m.is_eager and not m.mixes_no_rows]
+    fitting = [m for m in chosen if m.around != "inner" and m.is_eager and not m.in_rows]
     entries = []
     for dtype in args.dtype or ["float32"]:
         for model in (MODELS[name] for name in names):
@@ -199,7 +199,13 @@ def _measure(entry: Entry, rounds: int, advance: Callable[[str], None]) -> list[
     rows: dict[str, Row] = {}
     for method in entry.methods:
         advance(f"{subject.key}: {method.name}")
-        row = Row(method.name, method.family, method.around, skipped=method.missing)
+        row = Row(
+            method.name,
+            method.family,
+            method.around,
+            rounds=method.in_rows,
+            skipped=method.missing,
+        )
         rows[method.name] = row
         if row.skipped:
             continue
