@@ -105,7 +105,7 @@ def test_what_was_not_measured_is_a_dash_and_says_why():
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([5], "5 B"), ([2048, 3], "2.00 KiB"), ([40 * MIB], "40.0 MiB"), ([5 << 30, 1], "5.00 GiB"), ([], "0 B")],
+    [([5], "5 B"), ([2048, 3], "2.00 KiB"), ([40 * MIB], "40.0 MiB"), ([5 << 30, 1], "5120.0 MiB"), ([200 << 30], "200.0 GiB"), ([], "0 B")],
 )
 def test_the_largest_value_chooses_the_unit(values, text):
     unit = cells.bytes_unit(values)
@@ -136,7 +136,7 @@ def test_the_frontier_is_what_nothing_with_right_gradients_beats_in_both():
 
 def test_a_size_of_its_own_for_times_is_told():
     text = report.markdown.render(bench_runs.many(), ENVIRONMENT)
-    assert "memory at 8 layers, float32, width 512, tokens 4096; times at 2 layers, float32" in text
+    assert "memory at 8 layers, float32, width 512, tokens 4096; times and gradients at 2 layers\n" in text
 
 
 def test_warnings_are_in_every_report_for_people():
@@ -152,6 +152,33 @@ def test_a_terminal_of_the_usual_log_width_holds_the_table(name):
         assert len(line) <= 124
         if line.lstrip().startswith(("retape full", "◆ retape full")):
             assert line.rstrip().endswith("96")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_shows_methods_and_peaks_whole(width):
+    lines = printed(RUNS["one"], width).splitlines()
+    for row in bench_runs.rows():
+        line = next(line for line in lines if line.lstrip("◆ ").startswith(row.method))
+        assert len(line) <= width
+        assert "…" not in line
+        if row.peak is not None:
+            assert f" {row.peak / MIB:.1f} " in line
+    assert any("Only in a wider terminal: forward, backward" in line for line in lines)
+
+
+def test_a_long_method_goes_on_below_in_a_narrow_terminal():
+    rows = [*bench_runs.rows(), bench_runs.row("torch checkpoint, sqrt(n) groups", "torch", 99.9, 0.1)]
+    lines = printed(bench_runs.run(bench_runs.subject(rows=rows)), 80).splitlines()
+    first = next(i for i, line in enumerate(lines) if "torch checkpoint," in line)
+    assert "99.9" in lines[first]
+    assert "groups" in lines[first] + lines[first + 1]
+
+
+def test_nothing_saved_and_no_time_lost_have_no_sign():
+    rows = bench_runs.rows()[:2]
+    rows[1].peak, rows[1].ratio = rows[0].peak + 1, spread(0.9999)
+    cell = {c.name: c.cells[1].text for c in cells.columns(bench_runs.subject(rows=rows))}
+    assert (cell["saved"], cell["time"]) == ("0.0", "+0.0")
 
 
 def test_a_terminal_gets_no_codes_from_names():

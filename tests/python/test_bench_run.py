@@ -72,10 +72,19 @@ def test_the_frontier_has_a_row_for_every_k(capsys):
     assert names == ["plain", "retape full, last 1 cheap"]
 
 
-def test_what_there_is_can_be_listed(capsys):
-    assert bench("--list")[0] == 0
+def test_what_there_is_can_be_listed_and_no_artefact_is_touched(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "--list"])
+    assert ended.value.code == 0
+    assert list(Path().iterdir()) == []
     out = capsys.readouterr().out
     assert "swiglu" in out and "torch checkpoint" in out
+
+
+def test_without_times_the_size_at_which_gradients_were_compared_is_told(capsys):
+    words = ["--subject", "up_proj", "--dtype", "float32", "--method", "plain", "--no-time"]
+    bench("--d-model", "1024", "--d-ff", "32", "--sequence", "8", "--layers", "1", *words)
+    assert "gradients compared at d_model 512 " in " ".join(capsys.readouterr().out.split())
 
 
 def test_bad_words_are_refused_with_the_right_spelling(capsys):

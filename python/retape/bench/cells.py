@@ -46,8 +46,9 @@ class Column:
     cells: list[Cell]
 
 
-_BYTES = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+# From which value on, scale, name. Methods differ by some MiB where a step needs some GiB.
+_BYTES = ((100 * GIB, GIB, "GiB"), (MIB, MIB, "MiB"), (KIB, KIB, "KiB"), (1, 1, "B"))
+_SECONDS = ((1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "us"))
 
 
 def bytes_unit(values: Sequence[float]) -> Unit:
@@ -59,9 +60,9 @@ def seconds_unit(values: Sequence[float]) -> Unit:
     return _unit(values, _SECONDS)
 
 
-def _unit(values: Sequence[float], known: Sequence[tuple[float, str]]) -> Unit:
+def _unit(values: Sequence[float], known: Sequence[tuple[float, float, str]]) -> Unit:
     most = max((abs(value) for value in values), default=0)
-    scale, name = next((each for each in known if most >= each[0]), known[-1])
+    _, scale, name = next((each for each in known if most >= each[0]), known[-1])
     digits = 0 if name == "B" else 2 if most / scale < 10 else 1
     return Unit(name, scale, digits)
 
@@ -103,7 +104,7 @@ def _spread(value: Spread | None, unit: Unit) -> Cell:
 
 
 def _percent(share: float | None, sign: str) -> Cell:
-    return Cell() if share is None else Cell(f"{share * 100:{sign}.1f}")
+    return Cell() if share is None else Cell(f"{share * 100:{sign}z.1f}")  # z: no "-0.0"
 
 
 def _bits(row: Row) -> Cell:
@@ -168,7 +169,10 @@ def size_text(size: dict[str, Any] | None) -> str:
 def sizes_text(subject: Subject) -> str:
     if subject.time_size is None or subject.time_size == subject.size:
         return size_text(subject.size)
-    return f"memory at {size_text(subject.size)}; times at {size_text(subject.time_size)}"
+    timed = any(row.total for row in subject.rows)
+    what = "times and gradients" if timed else "gradients compared"
+    other = {name: n for name, n in subject.time_size.items() if n != subject.size.get(name)}
+    return f"memory at {size_text(subject.size)}; {what} at {size_text(other)}"
 
 
 def frontier(subject: Subject) -> list[int]:

@@ -96,7 +96,7 @@ class Subject:
     title: str  # "w2([silu(w1 x) * w3 x])": for people
     group: str  # "blocks" or "models"
     size: dict[str, Any]  # layers, dtype, d_model ...: of the memory columns
-    time_size: dict[str, Any] | None = None  # where times were taken at another size
+    time_size: dict[str, Any] | None = None  # where times and gradients are of another size
     rows: list[Row] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from retape._progress import progress
-from retape._text import Exit, offer
+from retape._text import Exit, make_console, offer
 from retape.bench import measure, methods, report, timing
 from retape.bench.blocks import BLOCKS, BlockTask, Size
 from retape.bench.methods import METHODS, Method
@@ -28,6 +28,14 @@ QUICK_METHODS = ("plain", "retape cheap", "retape full", "torch checkpoint", "se
 TIMELINES = ("plain", "retape cheap", "retape full", "torch checkpoint")
 
 
+class _List(argparse.Action):
+    """Ends before anything is written: a list is no run."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        _print_list(make_console())
+        parser.exit(Exit.OK)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--subject",
@@ -38,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", action="append", metavar="NAME", help="repeat for more; --list shows them (all)"
     )
-    parser.add_argument("--list", action="store_true", help="show subjects and methods, and stop")
+    parser.add_argument("--list", action=_List, nargs=0, help="show subjects and methods, and stop")
     parser.add_argument(
         "--layers", action="append", type=int, metavar="N", help="of a block; repeat for more (1 and 8)"
     )
@@ -94,9 +102,6 @@ class Plan:
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
-    if args.list:
-        _print_list(console)
-        return Exit.OK, {"subjects": [*BLOCKS, *MODELS], "methods": list(METHODS)}
     asked = report.check(args)
     plan = _plan(args)
     result = Run()
@@ -148,12 +153,11 @@ def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
     entries = []
     for size in (Size(n, dtype, **numbers) for dtype in dtypes for n in layers):
         time_size = replace(size, **small)
-        shown = None if args.no_time else time_size.to_dict()
         more = methods.frontier(size.layers) if args.frontier else []
         for name in names:
             entries.append(
                 Entry(
-                    Subject(name, BLOCKS[name].title, "blocks", size.to_dict(), shown),
+                    Subject(name, BLOCKS[name].title, "blocks", size.to_dict(), time_size.to_dict()),
                     block_task(name, size, scaled=args.compute),
                     block_task(name, time_size, scaled=True),
                     [*chosen, *more],
@@ -174,10 +178,15 @@ def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
     for dtype in args.dtype or ["float32"]:
         for model in (MODELS[name] for name in names):
             size = model.small if args.quick else model.size
-            shown = None if args.no_time else {"dtype": dtype, **model.small}
             entries.append(
                 Entry(
-                    Subject(model.name, model.title, "models", {"dtype": dtype, **size}, shown),
+                    Subject(
+                        model.name,
+                        model.title,
+                        "models",
+                        {"dtype": dtype, **size},
+                        {"dtype": dtype, **model.small},
+                    ),
                     model.at(size, dtype),
                     model.at(model.small, dtype),
                     [replace(each, needs=model.needs) if model.missing else each for each in fitting],

@@ -173,8 +173,8 @@ def _chosen(subject: Subject, row: Row | None) -> Chosen:
     less, more = saved(row, subject.plain), cells.time_delta(row, subject.plain)
     return Chosen(
         _label(subject, row) + (", equal to rounding" if row.equal == CLOSE else ""),
-        "" if less is None else f"{less:.1%}",
-        "" if more is None else f"{more:+.1%}",
+        "" if less is None else f"{less:z.1%}",
+        "" if more is None else f"{more:+z.1%}",
     )
 
 
