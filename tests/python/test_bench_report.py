@@ -48,7 +48,9 @@ RUNS = {
 def printed(run: Run, width: int = 124, terminal: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, highlight=False)
-    report.terminal.print_run(run, console)
+    for subject in run.subjects:
+        report.terminal.print_subject(subject, console)
+    report.terminal.print_rest(run, console)
     return out.getvalue()
 
 
@@ -195,17 +197,17 @@ def test_the_bar_says_what_runs_and_how_long_still():
     seen = []
 
     def work(advance):
-        for name in ("swiglu, plain", "swiglu, [red]retape"):
+        for name in ("swiglu, plain", "up_proj, plain", "swiglu, [red]retape"):
             advance(name)
             seen.append(name)
 
-    progress(work, 2, console)
-    assert seen == ["swiglu, plain", "swiglu, [red]retape"]
+    progress(work, 3, console)
+    assert seen == ["swiglu, plain", "up_proj, plain", "swiglu, [red]retape"]
     assert "[red]retape" in out.getvalue()
-    assert re.search(r"\d/2", out.getvalue())
-    assert re.search(r"(\d|-):(\d|-){2}:(\d|-){2}", out.getvalue())
+    assert re.search("2.*/.*3", out.getvalue())  # the third is running
+    assert re.search(r"\d:\d\d:\d\d", out.getvalue())
     quiet = io.StringIO()
-    progress(work, 2, Console(file=quiet, width=100))
+    progress(work, 3, Console(file=quiet, width=100))
     assert quiet.getvalue().strip() == ""
 
 
@@ -499,6 +501,12 @@ def test_a_column_that_nothing_was_measured_for_is_left_out():
     left = {column.name for column in cells.columns(bench_runs.subject(rows=rows))}
     assert left & {"forward", "backward", "total", "time"} == set()
     assert {"peak", "held", "saved", "bits"} <= left
+
+
+def test_the_legend_explains_no_column_that_is_not_there():
+    assert "Times:" in cells.legend(bench_runs.run())
+    without = cells.legend(RUNS["no times"])
+    assert without.startswith("Peak:") and "Times:" not in without and "delta" not in without
 
 
 def test_a_row_of_numbers_is_one_line_of_the_artefact(tmp_path):

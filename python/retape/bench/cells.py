@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from retape._text import GIB, KIB, MIB, printable
-from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Row, Spread, Subject, saved
+from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Row, Run, Spread, Subject, saved
 
 TONES = {BITWISE: "good", CLOSE: "loud", DIFFERENT: "bad"}
-LEGEND = (
-    "Peak: parameters, inputs, gradients and activations together. Held: activations when backward "
-    "began. Times: median ± half the distance between the quartiles, of interleaved rounds. Saved and "
-    "time delta: beside plain. GFLOP: of matrix products. Bits: gradients and buffers beside plain's."
-)
+# By the column that it is about.
+_LEGEND = {
+    "peak": "Peak: parameters, inputs, gradients and activations together.",
+    "held": "Held: activations when backward began.",
+    "total": "Times: median ± half the distance between the quartiles, of interleaved rounds.",
+    "saved": "Saved: beside plain.",
+    "time": "Time delta: beside plain, of the same round.",
+    "GFLOP": "GFLOP: of matrix products.",
+    "bits": "Bits: gradients and buffers beside plain's.",
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,12 @@ def columns(subject: Subject) -> list[Column]:
         column("replayed", "ops replayed", "", lambda row: _number(row.replayed, Unit("", 1, 0))),
     ]
     return [column for column in all_of_them if any(cell.text for cell in column.cells)]
+
+
+def legend(run: Run) -> str:
+    """What the columns that are there mean."""
+    there = {column.name for subject in run.subjects for column in columns(subject)}
+    return " ".join(text for name, text in _LEGEND.items() if name in there)
 
 
 def _number(value: float | None, unit: Unit) -> Cell:

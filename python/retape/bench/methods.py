@@ -29,6 +29,7 @@ class Method:
     around: str  # "inner", "block" or "model"
     apply: Apply = plain
     needs: str = ""  # a package
+    unfit: str = ""  # why it is not for this subject
     needs_cuda: bool = False
     is_eager: bool = True
     in_rows: bool = False  # for layers that treat every token by itself; sums in another order
@@ -41,6 +42,8 @@ class Method:
     @property
     def missing(self) -> str:
         """Why it cannot run here; empty if it can."""
+        if self.unfit:
+            return self.unfit
         if self.needs and importlib.util.find_spec(self.needs.partition(".")[0]) is None:
             return f"needs the package {self.needs.partition('.')[0]}"
         if self.needs_cuda and not torch.cuda.is_available():
@@ -112,7 +115,7 @@ def _in_rows(slices: int) -> Apply:
 
 
 def keep_last(kept: int) -> Apply:
-    """Everything of the last layers is kept: they are the first that backward asks for."""
+    """The last layers keep their matrix products: they are the first that backward asks for."""
     return _scopes(lambda index, layers: "cheap" if index >= layers - kept else REGION)
 
 

@@ -6,6 +6,7 @@
     def run(args, console):
         asked = report.check(args)               # exits with 2 before minutes of work
         run = measure(...)                       # under retape._progress.progress: what, how long still
+                                                 # terminal.print_subject(subject) as each one ends
         return report.finish(run, asked, args, console)
 
 The renderers are `terminal`, `markdown`, `csv` and `page`. What they share is in
@@ -79,10 +80,10 @@ def finish(
     environment: dict[str, Any] | None = None,
     command: str = "",
 ) -> tuple[Exit, dict[str, Any]]:
-    """Prints the tables, writes the files that were asked for, compares. The exit code, and what goes
-    into the artefact. `environment` and `command` are of now, unless the run is an old one."""
+    """Writes the files that were asked for, compares; the tables are printed. The exit code, and what
+    goes into the artefact. `environment` and `command` are of now, unless the run is an old one."""
     facts = _artefact.environment() if environment is None else environment
-    terminal.print_run(run, console)
+    terminal.print_rest(run, console)
     for path in write(run, args, facts, command or args.command_line):
         console.print(f"Written: {path}", markup=False)
     code, result = exit_code(run), run.to_dict()

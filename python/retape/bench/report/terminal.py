@@ -20,15 +20,18 @@ _METHOD = 24  # characters that names of methods have in any case; longer ones g
 _STYLES = {"good": "green", "loud": "yellow", "bad": "bold red", "": ""}
 
 
-def print_run(run: Run, console: Console) -> None:
-    for subject in run.subjects:
-        console.print(table(subject, console.width))
-        for label, row in zip(cells.labels(subject), subject.rows, strict=True):
-            if cells.note(row):
-                style = "red" if row.error else "dim"
-                console.print(f"  {label}: {cells.note(row)}", style=style, markup=False)
+def print_subject(subject: Subject, console: Console) -> None:
+    console.print(table(subject, console.width))
+    for label, row in zip(cells.labels(subject), subject.rows, strict=True):
+        if cells.note(row):
+            style = "red" if row.error else "dim"
+            console.print(f"  {label}: {cells.note(row)}", style=style, markup=False)
+
+
+def print_rest(run: Run, console: Console) -> None:
+    """What comes behind the subjects."""
     if run.subjects:
-        console.print(cells.LEGEND, style="dim", markup=False)
+        console.print(cells.legend(run), style="dim", markup=False)
     else:
         console.print("Nothing was measured.", style="yellow")
     for warning in run.warnings:
