@@ -116,9 +116,15 @@ def _on_one_line(row: re.Match[str]) -> str:
 
 
 def write(path: str, content: dict[str, Any]) -> None:
-    """Writes to `path`, or to standard output where `path` is "-"."""
+    """Writes to `path`, or to standard output where `path` is "-". A file is whole at any moment: an
+    artefact may be written again and again, and its writer killed."""
     text = _ROW.sub(_on_one_line, json.dumps(content, indent=2, ensure_ascii=False)) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        target = Path(path).resolve()
+        is_special = target.exists() and not target.is_file()  # /dev/null
+        part = target if is_special else target.with_name(f"{target.name}.part")
+        part.write_text(text, encoding="utf-8")
+        if not is_special:
+            part.replace(target)

@@ -5,7 +5,8 @@ A verb is one line in VERBS and one module with two functions:
     add_arguments(parser)              # its options
     run(args, console) -> (code, result)   # does the work, prints, returns what goes in the JSON
 
-`args.command_line` is what was typed, for reports. Everything else (help, examples, spelling, exit
+`args.command_line` is what was typed, for reports; `args.save(code, result)` writes the artefact of what
+is done so far, for work that may be killed. Everything else (help, examples, spelling, exit
 codes, the artefact) is done here, once.
 """
 
@@ -228,7 +229,7 @@ def _completed(words: list[str]) -> list[str]:
 
 
 def _recorded(args: argparse.Namespace) -> dict[str, Any]:
-    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line"}
+    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line", "save"}
     return {name: value for name, value in vars(args).items() if name not in plumbing}
 
 
@@ -251,13 +252,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         _artefact.prepare(args.json)
     except OSError as error:
         args.parser.error(f"cannot write {args.json} ({error.strerror})")
+    saved = False
+
+    def save(code: Exit, result: dict[str, Any]) -> None:
+        nonlocal saved
+        made = _artefact.artefact(verb.name, _recorded(args), result, code, args.command_line)
+        _artefact.write(args.json, made)
+        saved = True
+
+    args.save = save if args.json != "-" else lambda code, result: None
     try:
         code, result = module.run(args, console)
     except KeyboardInterrupt:
-        console.print(f"[retape {verb.name}] interrupted; no artefact was written.", markup=False)
+        kept = f"{args.json} has what was done until then" if saved else "no artefact was written"
+        console.print(f"[retape {verb.name}] interrupted; {kept}.", markup=False)
         return 130
-    made = _artefact.artefact(verb.name, _recorded(args), result, code, args.command_line)
-    _artefact.write(args.json, made)
+    save(code, result)
     if args.json != "-":
         console.print(f"Artefact: {args.json}")
     return int(code)

@@ -12,7 +12,7 @@ from retape.bench.models.tree_lstm import make_heights
 from retape.bench.result import BITWISE, DIFFERENT, Row
 
 OURS = [
-    name for name, method in METHODS.items() if method.family == "retape" and not method.mixes_no_rows
+    name for name, method in METHODS.items() if method.family == "retape" and not method.in_rows
 ]
 DRY = [name for name, model in MODELS.items() if model.dry]
 

@@ -12,13 +12,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tests.python import bench_runs
-from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB
+from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB, spread
 
 from retape import _artefact, cli
 from retape._progress import progress
 from retape.bench import cells, report
 from retape.bench.report import axis, pareto, timeline
-from retape.bench.result import BITWISE, DIFFERENT, Event, Row, Run, Subject, Timeline, run_from
+from retape.bench.result import (
+    BITWISE,
+    CLOSE,
+    DIFFERENT,
+    Event,
+    Row,
+    Run,
+    Subject,
+    Timeline,
+    run_from,
+)
 
 RUNS = {
     "one": bench_runs.run(),
@@ -38,7 +48,9 @@ RUNS = {
 def printed(run: Run, width: int = 124, terminal: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, highlight=False)
-    report.terminal.print_run(run, console)
+    for subject in run.subjects:
+        report.terminal.print_subject(subject, console)
+    report.terminal.print_rest(run, console)
     return out.getvalue()
 
 
@@ -95,7 +107,7 @@ def test_what_was_not_measured_is_a_dash_and_says_why():
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([5], "5 B"), ([2048, 3], "2.00 KiB"), ([40 * MIB], "40.0 MiB"), ([5 << 30, 1], "5.00 GiB"), ([], "0 B")],
+    [([5], "5 B"), ([2048, 3], "2.00 KiB"), ([40 * MIB], "40.0 MiB"), ([5 << 30, 1], "5120.0 MiB"), ([200 << 30], "200.0 GiB"), ([], "0 B")],
 )
 def test_the_largest_value_chooses_the_unit(values, text):
     unit = cells.bytes_unit(values)
@@ -126,7 +138,7 @@ def test_the_frontier_is_what_nothing_with_right_gradients_beats_in_both():
 
 def test_a_size_of_its_own_for_times_is_told():
     text = report.markdown.render(bench_runs.many(), ENVIRONMENT)
-    assert "memory at 8 layers, float32, width 512, tokens 4096; times at 2 layers, float32" in text
+    assert "memory at 8 layers, float32, width 512, tokens 4096; times and gradients at 2 layers\n" in text
 
 
 def test_warnings_are_in_every_report_for_people():
@@ -144,6 +156,33 @@ def test_a_terminal_of_the_usual_log_width_holds_the_table(name):
             assert line.rstrip().endswith("96")
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_shows_methods_and_peaks_whole(width):
+    lines = printed(RUNS["one"], width).splitlines()
+    for row in bench_runs.rows():
+        line = next(line for line in lines if line.lstrip("◆ ").startswith(row.method))
+        assert len(line) <= width
+        assert "…" not in line
+        if row.peak is not None:
+            assert f" {row.peak / MIB:.1f} " in line
+    assert any("Only in a wider terminal: forward, backward" in line for line in lines)
+
+
+def test_a_long_method_goes_on_below_in_a_narrow_terminal():
+    rows = [*bench_runs.rows(), bench_runs.row("torch checkpoint, sqrt(n) groups", "torch", 99.9, 0.1)]
+    lines = printed(bench_runs.run(bench_runs.subject(rows=rows)), 80).splitlines()
+    first = next(i for i, line in enumerate(lines) if "torch checkpoint," in line)
+    assert "99.9" in lines[first]
+    assert "groups" in lines[first] + lines[first + 1]
+
+
+def test_nothing_saved_and_no_time_lost_have_no_sign():
+    rows = bench_runs.rows()[:2]
+    rows[1].peak, rows[1].ratio = rows[0].peak + 1, spread(0.9999)
+    cell = {c.name: c.cells[1].text for c in cells.columns(bench_runs.subject(rows=rows))}
+    assert (cell["saved"], cell["time"]) == ("0.0", "+0.0")
+
+
 def test_a_terminal_gets_no_codes_from_names():
     text = printed(bench_runs.hostile(), terminal=True)
     assert "\x1b[31m" not in text.replace("\x1b[31mfailed", "").replace("\x1b[31m  =1+1", "")
@@ -158,17 +197,17 @@ def test_the_bar_says_what_runs_and_how_long_still():
     seen = []
 
     def work(advance):
-        for name in ("swiglu, plain", "swiglu, [red]retape"):
+        for name in ("swiglu, plain", "up_proj, plain", "swiglu, [red]retape"):
             advance(name)
             seen.append(name)
 
-    progress(work, 2, console)
-    assert seen == ["swiglu, plain", "swiglu, [red]retape"]
+    progress(work, 3, console)
+    assert seen == ["swiglu, plain", "up_proj, plain", "swiglu, [red]retape"]
     assert "[red]retape" in out.getvalue()
-    assert re.search(r"\d/2", out.getvalue())
-    assert re.search(r"(\d|-):(\d|-){2}:(\d|-){2}", out.getvalue())
+    assert re.search("2.*/.*3", out.getvalue())  # the third is running
+    assert re.search(r"\d:\d\d:\d\d", out.getvalue())
     quiet = io.StringIO()
-    progress(work, 2, Console(file=quiet, width=100))
+    progress(work, 3, Console(file=quiet, width=100))
     assert quiet.getvalue().strip() == ""
 
 
@@ -276,6 +315,68 @@ def test_retapes_own_wrong_gradients_are_loud_and_end_with_1():
     assert report.exit_code(bench_runs.run()) == 0  # somebody else's are in there
     card = next(c for c in report.page.of_run(run, {}).cards if c.label == "bitwise equal")
     assert (card.figure, card.tone) == ("0 of 1", "bad")
+
+
+def test_a_row_of_retapes_that_raises_or_is_only_close_ends_with_1():
+    def ending_of(family: str = "retape", **changes) -> int:
+        rows = [bench_runs.row("x", family, 1, 1, **changes)]
+        return report.exit_code(bench_runs.run(bench_runs.subject(rows=rows)))
+
+    assert ending_of() == 0
+    assert ending_of(error="RuntimeError: x", equal=None) == 1
+    assert ending_of(family="output discard", error="RuntimeError: x") == 1
+    assert ending_of(family="torch", error="RuntimeError: x") == 0
+    assert ending_of(equal=CLOSE) == 1
+    assert ending_of(equal=CLOSE, rounds=True) == 0
+    assert ending_of(equal=DIFFERENT, rounds=True) == 1
+
+
+def test_what_sums_in_another_order_is_no_alarm_and_not_retapes_best():
+    rounding = bench_runs.row("retape rows", "retape", 100, 0.13, equal=CLOSE, rounds=True)
+    run = bench_runs.run(bench_runs.subject(rows=[*bench_runs.rows(), rounding]))
+    card = next(c for c in report.page.of_run(run, {}).cards if c.label == "bitwise equal")
+    assert (card.figure, card.tone) == ("3 of 3", "good")
+    assert card.text == "of Retape's rows have plain's gradients; 1 more sum in another order"
+    assert report.page.least(run.subjects[0], ours=True).method == "retape full"
+
+
+def test_a_best_peer_that_is_not_bitwise_is_told_to_be_so():
+    rows = [*bench_runs.rows()[:2], bench_runs.row("other's", "other", 1, 0.1, equal=CLOSE)]
+    several = bench_runs.run(bench_runs.subject(rows=rows), bench_runs.subject())
+    assert report.page.of_run(several, {}).overview[0].others.label == "other's, equal to rounding"
+
+
+def test_only_a_failure_of_retapes_is_red():
+    def tone_of(family: str) -> str:
+        rows = [Row("x", family, error="RuntimeError: x")]
+        run = bench_runs.run(bench_runs.subject(rows=rows))
+        return next(c.tone for c in report.page.of_run(run, {}).cards if c.label == "not measured")
+
+    assert (tone_of("retape"), tone_of("other")) == ("bad", "loud")
+
+
+def test_of_equal_peaks_the_quickest_is_the_best():
+    rows = [
+        bench_runs.row("plain", "plain", 400, 0.12),
+        bench_runs.row("retape a", "retape", 100, 0.16),
+        bench_runs.row("retape b", "retape", 100, 0.13),
+    ]
+    assert report.page.least(bench_runs.subject(rows=rows), ours=True).method == "retape b"
+
+
+def test_the_plot_and_the_frontier_agree_with_the_time_delta():
+    """The machine slowed down meanwhile: by its seconds "a" was slower, beside plain it was quicker."""
+    subject = bench_runs.subject(
+        rows=[
+            bench_runs.row("plain", "plain", 400, 0.1, ratio=spread(1.0)),
+            bench_runs.row("a", "retape", 300, 0.3, ratio=spread(1.1)),
+            bench_runs.row("b", "torch", 350, 0.2, ratio=spread(1.2)),
+        ]
+    )
+    assert [subject.rows[index].method for index in cells.frontier(subject)] == ["plain", "a"]
+    plain, a, b = (float(point.x) for point in pareto.plot(subject).points)
+    assert plain < a < b
+    assert "time 110.0 ± 1.1 ms" in pareto.plot(subject).points[1].lines
 
 
 def test_a_family_that_nobody_knows_is_drawn_as_other():
@@ -400,6 +501,12 @@ def test_a_column_that_nothing_was_measured_for_is_left_out():
     left = {column.name for column in cells.columns(bench_runs.subject(rows=rows))}
     assert left & {"forward", "backward", "total", "time"} == set()
     assert {"peak", "held", "saved", "bits"} <= left
+
+
+def test_the_legend_explains_no_column_that_is_not_there():
+    assert "Times:" in cells.legend(bench_runs.run())
+    without = cells.legend(RUNS["no times"])
+    assert without.startswith("Peak:") and "Times:" not in without and "delta" not in without
 
 
 def test_a_row_of_numbers_is_one_line_of_the_artefact(tmp_path):

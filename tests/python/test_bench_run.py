@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retape import cli
+from retape.bench import measure, run
 from retape.bench.methods import METHODS
 
 TINY = "--d-model 32 --d-ff 64 --sequence 16 --layers 2 --rounds 1".split()
@@ -63,19 +64,96 @@ def test_files_are_written_and_a_second_run_is_compared_with_the_first(capsys):
     assert bench(*words, "--compare", "old.json", "--fail", "peak:1%")[0] == 3
 
 
-def test_the_frontier_has_a_row_for_every_k(capsys):
-    code, result = bench(
-        *TINY, "--subject", "silu_up", "--dtype", "float32", "--method", "plain", "--frontier", "--no-time"
-    )
+ONE = ("--subject", "silu_up", "--dtype", "float32")
+POINT = "retape full, last 1 cheap"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_there"),
+    [((), True), (("--no-frontier",), False), (("--method", "plain"), False), (("--quick",), False),
+     (("--method", "plain", "--frontier"), True)],
+)  # fmt: skip
+def test_the_frontier_has_a_row_for_every_k_unless_rows_were_chosen(capsys, words, is_there):
+    code, result = bench(*TINY, *ONE, "--memory-only", *words)
     assert code == 0
     names = [row["method"] for row in result["subjects"][0]["rows"]]
-    assert names == ["plain", "retape full, last 1 cheap"]
+    assert [name for name in names if ", last" in name] == ([POINT] if is_there else [])
 
 
-def test_what_there_is_can_be_listed(capsys):
-    assert bench("--list")[0] == 0
+def test_memory_alone_compares_and_times_nothing(capsys, monkeypatch):
+    monkeypatch.delattr(measure, "after_step")
+    code, result = bench(*TINY, *ONE, "--memory-only", "--method", "retape full")
+    assert code == 0
+    (subject,) = result["subjects"]
+    assert subject["time_size"] is None
+    for row in subject["rows"]:
+        assert row["peak"] and row["held"] is not None and not row["error"]
+        assert row["equal"] is row["total"] is None
+
+
+def test_what_was_measured_is_printed_and_saved_when_the_next_subject_is_killed(capsys, monkeypatch):
+    task = run.block_task
+
+    def killed(name, *args, **options):
+        def interrupted():
+            raise KeyboardInterrupt
+
+        return interrupted if name == "up_proj" else task(name, *args, **options)
+
+    monkeypatch.setattr(run, "block_task", killed)
+    words = [*ONE, "--subject", "up_proj", "--memory-only", "--method", "plain", "--json", "out.json"]
+    assert cli.main(["bench", *TINY, *words]) == 130
+    out = capsys.readouterr().out
+    assert "silu_up, 2 layers" in out and "out.json has what was done until then" in out
+    result = json.loads(Path("out.json").read_text())["result"]
+    assert [subject["name"] for subject in result["subjects"]] == ["silu_up"]
+    assert result["warnings"] == ["not finished: 1 of 2 subjects were measured"]
+    assert cli.main(["report", "out.json"]) == 0
+
+
+@pytest.mark.parametrize("words", [(), ("--no-time",), ("--memory-only",)])
+def test_every_step_that_takes_time_is_announced_before_it_runs(capsys, monkeypatch, words):
+    told = []
+
+    def watch(work, total, console):
+        work(told.append)
+        told.append(total)
+
+    monkeypatch.setattr(run, "progress", watch)
+    bench(*TINY, *ONE, "--method", "retape full", *words)
+    *parts, total = told
+    assert len(parts) == total == (2 if words else 6)  # memory and gradients; warm-up, one round
+    assert parts[:2] == ["silu_up, 2 layers, float32: plain", "silu_up, 2 layers, float32: retape full"]
+    assert words or parts[2:4] == [part.replace(": ", ": time of ") for part in parts[:2]]
+
+
+def test_options_that_would_do_nothing_are_refused(capsys):
+    for words in (["--layers", "3"], ["--d-model", "64"], ["--frontier"], ["--compiled"]):
+        told = refused(capsys, "--subject", "tree_lstm", *words)
+        assert f"{words[0]} is of blocks, and --subject names none of them" in told
+
+
+def test_a_method_that_a_model_cannot_take_is_a_row_that_says_so(capsys):
+    words = ("--subject", "tree_lstm", "--quick", "--memory-only", "--method", "output discard")
+    code, result = bench(*words)
+    assert code == 0
+    row = result["subjects"][0]["rows"][1]
+    assert row["skipped"] == "a model's layers have no inner part"
+
+
+def test_what_there_is_can_be_listed_and_no_artefact_is_touched(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "--list"])
+    assert ended.value.code == 0
+    assert list(Path().iterdir()) == []
     out = capsys.readouterr().out
     assert "swiglu" in out and "torch checkpoint" in out
+
+
+def test_without_times_the_size_at_which_gradients_were_compared_is_told(capsys):
+    words = ["--subject", "up_proj", "--dtype", "float32", "--method", "plain", "--no-time"]
+    bench("--d-model", "1024", "--d-ff", "32", "--sequence", "8", "--layers", "1", *words)
+    assert "gradients compared at d_model 512 " in " ".join(capsys.readouterr().out.split())
 
 
 def test_bad_words_are_refused_with_the_right_spelling(capsys):

@@ -91,7 +91,7 @@ def test_retape_around_cpp_layers_gives_the_plain_bits(name, way, dtype):
 CALLING = [
     method
     for method in METHODS.values()
-    if method.around != "inner" and method.is_eager and not method.mixes_no_rows
+    if method.around != "inner" and method.is_eager and not method.in_rows
 ]
 
 

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from retape._text import GIB, KIB, MIB, printable
-from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Row, Spread, Subject, saved
+from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Row, Run, Spread, Subject, saved
 
 TONES = {BITWISE: "good", CLOSE: "loud", DIFFERENT: "bad"}
-LEGEND = (
-    "Peak: parameters, inputs, gradients and activations together. Held: activations when backward "
-    "began. Times: median ± half the distance between the quartiles, of interleaved rounds. Saved and "
-    "time delta: beside plain. GFLOP: of matrix products. Bits: gradients and buffers beside plain's."
-)
+# By the column that it is about.
+_LEGEND = {
+    "peak": "Peak: parameters, inputs, gradients and activations together.",
+    "held": "Held: activations when backward began.",
+    "total": "Times: median ± half the distance between the quartiles, of interleaved rounds.",
+    "saved": "Saved: beside plain.",
+    "time": "Time delta: beside plain, of the same round.",
+    "GFLOP": "GFLOP: of matrix products.",
+    "bits": "Bits: gradients and buffers beside plain's.",
+}
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,9 @@ class Column:
     cells: list[Cell]
 
 
-_BYTES = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+# From which value on, scale, name. Methods differ by some MiB where a step needs some GiB.
+_BYTES = ((100 * GIB, GIB, "GiB"), (MIB, MIB, "MiB"), (KIB, KIB, "KiB"), (1, 1, "B"))
+_SECONDS = ((1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "us"))
 
 
 def bytes_unit(values: Sequence[float]) -> Unit:
@@ -59,9 +65,9 @@ def seconds_unit(values: Sequence[float]) -> Unit:
     return _unit(values, _SECONDS)
 
 
-def _unit(values: Sequence[float], known: Sequence[tuple[float, str]]) -> Unit:
+def _unit(values: Sequence[float], known: Sequence[tuple[float, float, str]]) -> Unit:
     most = max((abs(value) for value in values), default=0)
-    scale, name = next((each for each in known if most >= each[0]), known[-1])
+    _, scale, name = next((each for each in known if most >= each[0]), known[-1])
     digits = 0 if name == "B" else 2 if most / scale < 10 else 1
     return Unit(name, scale, digits)
 
@@ -91,6 +97,12 @@ def columns(subject: Subject) -> list[Column]:
     return [column for column in all_of_them if any(cell.text for cell in column.cells)]
 
 
+def legend(run: Run) -> str:
+    """What the columns that are there mean."""
+    there = {column.name for subject in run.subjects for column in columns(subject)}
+    return " ".join(text for name, text in _LEGEND.items() if name in there)
+
+
 def _number(value: float | None, unit: Unit) -> Cell:
     return Cell() if value is None else Cell(unit.number(value))
 
@@ -103,7 +115,7 @@ def _spread(value: Spread | None, unit: Unit) -> Cell:
 
 
 def _percent(share: float | None, sign: str) -> Cell:
-    return Cell() if share is None else Cell(f"{share * 100:{sign}.1f}")
+    return Cell() if share is None else Cell(f"{share * 100:{sign}z.1f}")  # z: no "-0.0"
 
 
 def _bits(row: Row) -> Cell:
@@ -123,6 +135,14 @@ def time_delta(row: Row, plain: Row | None) -> float | None:
     if row.total is None or plain is None or plain.total is None or not plain.total[1]:
         return None
     return row.total[1] / plain.total[1] - 1
+
+
+def step_time(row: Row, plain: Row | None) -> Spread | None:
+    """Seconds that agree with `time_delta`: plain's median times the ratios of rounds side by side."""
+    if row.ratio is None or plain is None or plain.total is None:
+        return row.total
+    low, middle, high = (plain.total[1] * ratio for ratio in row.ratio)
+    return low, middle, high
 
 
 def labels(subject: Subject) -> list[str]:
@@ -160,15 +180,20 @@ def size_text(size: dict[str, Any] | None) -> str:
 def sizes_text(subject: Subject) -> str:
     if subject.time_size is None or subject.time_size == subject.size:
         return size_text(subject.size)
-    return f"memory at {size_text(subject.size)}; times at {size_text(subject.time_size)}"
+    timed = any(row.total for row in subject.rows)
+    what = "times and gradients" if timed else "gradients compared"
+    other = {name: n for name, n in subject.time_size.items() if n != subject.size.get(name)}
+    return f"memory at {size_text(subject.size)}; {what} at {size_text(other)}"
 
 
 def frontier(subject: Subject) -> list[int]:
     """Rows with right gradients that no other such row beats in both peak and time, quickest first."""
     known = [
-        (row.total[1], row.peak, index)
+        (time[1], row.peak, index)
         for index, row in enumerate(subject.rows)
-        if row.total is not None and row.peak is not None and row.equal != DIFFERENT
+        if (time := step_time(row, subject.plain)) is not None
+        and row.peak is not None
+        and row.equal != DIFFERENT
     ]
     best: list[int] = []
     least = float("inf")

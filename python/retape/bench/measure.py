@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -85,15 +85,26 @@ def _equality(got: torch.Tensor | None, plain: torch.Tensor | None) -> str:
 
 
 def times(
-    make: Make, chosen: Sequence[Method], rows: dict[str, Row], rounds: int, on_round: Any
+    make: Make,
+    chosen: Sequence[Method],
+    rows: dict[str, Row],
+    rounds: int,
+    announce: Callable[[str], None],
 ) -> list[timing.Times]:
-    """Fills in times and ratios of all methods, round by round beside each other."""
+    """Fills in times and ratios of all methods, round by round beside each other. `announce(name)` is
+    called before each step."""
     task = make()
+
+    def step(method: Method) -> timing.Phases:
+        announce(method.name)
+        return _phases(task, method)
+
     for method in chosen:  # compiles, fills caches
-        _phases(task, method)
-    runs = {m.name: (lambda m=m: _phases(task, m)) for m in chosen}
+        step(method)
     with timing.quiet_process():
-        measured = timing.interleave(runs, "plain", rounds, 0, on_round)
+        measured = timing.interleave(
+            {method.name: functools.partial(step, method) for method in chosen}, "plain", rounds, 0
+        )
     for name, entry in measured.items():
         row = rows[name]
         forward, backward = zip(*entry.rounds, strict=True)

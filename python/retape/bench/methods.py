@@ -29,9 +29,10 @@ class Method:
     around: str  # "inner", "block" or "model"
     apply: Apply = plain
     needs: str = ""  # a package
+    unfit: str = ""  # why it is not for this subject
     needs_cuda: bool = False
     is_eager: bool = True
-    mixes_no_rows: bool = False  # for layers that treat every token by itself
+    in_rows: bool = False  # for layers that treat every token by itself; sums in another order
     scope: Callable[[], Any] = contextlib.nullcontext
 
     def loss(self, task: Task) -> torch.Tensor:
@@ -41,6 +42,8 @@ class Method:
     @property
     def missing(self) -> str:
         """Why it cannot run here; empty if it can."""
+        if self.unfit:
+            return self.unfit
         if self.needs and importlib.util.find_spec(self.needs.partition(".")[0]) is None:
             return f"needs the package {self.needs.partition('.')[0]}"
         if self.needs_cuda and not torch.cuda.is_available():
@@ -112,7 +115,7 @@ def _in_rows(slices: int) -> Apply:
 
 
 def keep_last(kept: int) -> Apply:
-    """Everything of the last layers is kept: they are the first that backward asks for."""
+    """The last layers keep their matrix products: they are the first that backward asks for."""
     return _scopes(lambda index, layers: "cheap" if index >= layers - kept else REGION)
 
 
@@ -177,8 +180,7 @@ def _groups(layers: Layers, x: torch.Tensor) -> torch.Tensor:
 
 
 def _compiled(budget: float) -> Apply:
-    """Each layer by itself, as peers' regions are; dynamo does not look at the budget again, so that
-    each has code of its own."""
+    """Each layer by itself, as peers' regions are."""
 
     def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
         import torch._functorch.config as config
@@ -197,9 +199,13 @@ def _compiled(budget: float) -> Apply:
 
 @functools.cache
 def _compiled_forward(layer: type[nn.Module], budget: float) -> Callable[..., Any]:
+    """Dynamo keeps what it compiled by code object and does not look at the budget again, and all
+    functions of one `def` share theirs: each budget gets a copy."""
+
     def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return module(x)
 
+    forward.__code__ = forward.__code__.replace(co_name=f"{layer.__name__}_at_{budget}")
     return torch.compile(forward, dynamic=False)
 
 
@@ -236,7 +242,7 @@ METHODS: dict[str, Method] = {
         Method("retape cheap", "retape", "block", _scope_per_block("cheap")),
         Method("retape cheap, random too", "retape", "block", _scope_per_block(RANDOM)),
         Method("retape full", "retape", "block", _scope_per_block(REGION)),
-        Method("retape rows", "retape", "block", _in_rows(8), mixes_no_rows=True),
+        Method("retape rows", "retape", "block", _in_rows(8), in_rows=True),
         _one_scope("retape cheap, one scope", "cheap"),
         _one_scope("retape full, one scope", "full"),
         Method("torch checkpoint", "torch", "block", _around_block(_checkpoint(False))),

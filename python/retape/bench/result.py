@@ -13,6 +13,7 @@ from typing import Any
 Spread = tuple[float, float, float]
 
 BITWISE, CLOSE, DIFFERENT = "bitwise", "close", "different"
+OURS = ("retape", "output discard")  # families that promise plain's gradients, bit for bit
 
 
 @dataclass
@@ -32,8 +33,15 @@ class Row:
     equal: str | None = None  # gradients and buffers beside plain's: BITWISE, CLOSE or DIFFERENT
     differs: list[str] = field(default_factory=list)  # names of those that make it so
     replayed: int | None = None  # ops
+    rounds: bool = False  # sums in another order: CLOSE is all that it promises
     skipped: str = ""  # why it was not run
     error: str = ""  # that it ended with
+
+    @property
+    def breaks_promise(self) -> bool:
+        """Of Retape's own rows: it raised, or its gradients are not what they are said to be."""
+        right = (None, BITWISE, CLOSE) if self.rounds else (None, BITWISE)
+        return self.family in OURS and (bool(self.error) or self.equal not in right)
 
 
 @dataclass
@@ -88,7 +96,7 @@ class Subject:
     title: str  # "w2([silu(w1 x) * w3 x])": for people
     group: str  # "blocks" or "models"
     size: dict[str, Any]  # layers, dtype, d_model ...: of the memory columns
-    time_size: dict[str, Any] | None = None  # where times were taken at another size
+    time_size: dict[str, Any] | None = None  # where times and gradients are of another size
     rows: list[Row] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
 

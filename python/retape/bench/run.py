@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from retape._progress import progress
-from retape._text import Exit, offer
+from retape._text import Exit, make_console, offer
 from retape.bench import measure, methods, report, timing
 from retape.bench.blocks import BLOCKS, BlockTask, Size
 from retape.bench.methods import METHODS, Method
@@ -25,7 +25,21 @@ DTYPES = ("float32", "bfloat16")
 TIME = {"d_model": 512, "d_ff": 2048, "sequence": 512}  # seconds a step, not minutes
 QUICK = {"d_model": 256, "d_ff": 1024, "sequence": 256}
 QUICK_METHODS = ("plain", "retape cheap", "retape full", "torch checkpoint", "selective")
+SIZES = {
+    "d_model": "width of the stream",
+    "d_ff": "width inside",
+    "batch": "sequences",
+    "sequence": "tokens of each sequence",
+}
 TIMELINES = ("plain", "retape cheap", "retape full", "torch checkpoint")
+
+
+class _List(argparse.Action):
+    """Ends before anything is written: a list is no run."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        _print_list(make_console())
+        parser.exit(Exit.OK)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,22 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", action="append", metavar="NAME", help="repeat for more; --list shows them (all)"
     )
-    parser.add_argument("--list", action="store_true", help="show subjects and methods, and stop")
+    parser.add_argument("--list", action=_List, nargs=0, help="show subjects and methods, and stop")
     parser.add_argument(
         "--layers", action="append", type=int, metavar="N", help="of a block; repeat for more (1 and 8)"
     )
     parser.add_argument(
         "--dtype", action="append", metavar="DTYPE", help=f"{', '.join(DTYPES)}; repeat (both for blocks)"
     )
-    for name, help_text in (
-        ("d-model", "width of the stream"),
-        ("d-ff", "width inside a block"),
-        ("batch", "sequences"),
-        ("sequence", "tokens of each"),
-    ):
-        default = getattr(Size(), name.replace("-", "_"))
+    for name, help_text in SIZES.items():
         parser.add_argument(
-            f"--{name}", type=int, default=default, help=f"{help_text}, for memory (%(default)s)"
+            f"--{name.replace('_', '-')}",
+            type=int,
+            metavar="N",
+            help=f"{help_text} of a block, for memory ({getattr(Size(), name)})",
         )
     parser.add_argument(
         "--compute",
@@ -66,8 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torch.compile too, at three budgets: takes minutes. Its memory needs --compute",
     )
     parser.add_argument("--no-time", action="store_true", help="memory and gradients only")
+    parser.add_argument(
+        "--memory-only", action="store_true", help="no gradients either: nothing is computed"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="of times (%(default)s)")
-    parser.add_argument("--frontier", action="store_true", help="also every k of the last layers kept")
+    parser.add_argument(
+        "--frontier",
+        action=argparse.BooleanOptionalAction,
+        help="of a block: a row for every k of the last layers cheap and the rest full (yes, unless "
+        "--method or --quick choose rows)",
+    )
     report.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="few methods, small sizes: a minute")
 
@@ -78,42 +97,38 @@ class Entry:
 
     subject: Subject
     memory: Make
-    times: Make
+    times: Make | None  # smaller; None: memory only
     methods: list[Method]
     dry: bool
-
-
-@dataclass
-class Plan:
-    entries: list[Entry]
     rounds: int  # 0: no times
 
     def parts(self) -> int:
-        """For the progress bar: a method each, then rounds of times."""
-        return sum(len(entry.methods) + self.rounds for entry in self.entries)
+        """For the progress bar. A method that runs is timed once to warm up, and once in each round."""
+        runs = sum(not method.missing for method in self.methods)
+        return len(self.methods) + runs * (1 + self.rounds) * bool(self.rounds)
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
-    if args.list:
-        _print_list(console)
-        return Exit.OK, {"subjects": [*BLOCKS, *MODELS], "methods": list(METHODS)}
     asked = report.check(args)
-    plan = _plan(args)
+    entries = _plan(args)
     result = Run()
     measured: list[timing.Times] = []
 
     def all_of_it(advance: Callable[[str], None]) -> None:
-        for entry in plan.entries:
-            measured.extend(_measure(entry, plan.rounds, advance))
+        for number, entry in enumerate(entries, 1):
+            measured.extend(_measure(entry, advance))
             result.subjects.append(entry.subject)
+            report.terminal.print_subject(entry.subject, console)
+            unfinished = f"not finished: {number} of {len(entries)} subjects were measured"
+            args.save(report.exit_code(result), Run(result.subjects, [unfinished]).to_dict())
 
     with torch.random.fork_rng(devices=[]):
-        progress(all_of_it, plan.parts(), console)
+        progress(all_of_it, sum(entry.parts() for entry in entries), console)
     result.warnings = timing.noise_warnings(measured) if measured else []
     return report.finish(result, asked, args, console)
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> list[Entry]:
     groups = {"blocks": list(BLOCKS), "models": list(MODELS)}
     for option, values, known in (
         ("--subject", args.subject or [], [*BLOCKS, *MODELS, *groups]),
@@ -127,20 +142,35 @@ def _plan(args: argparse.Namespace) -> Plan:
     names = list(dict.fromkeys(name for each in asked for name in groups.get(each, [each])))
     usual = QUICK_METHODS if args.quick else [name for name, m in METHODS.items() if m.is_eager]
     compiled = [name for name, m in METHODS.items() if not m.is_eager and args.compiled]
-    chosen = [METHODS[name] for name in dict.fromkeys(["plain", *(args.method or [*usual, *compiled])])]
+    chosen = [METHODS[name] for name in dict.fromkeys(["plain", *(args.method or usual), *compiled])]
     if args.rounds < 1:
         args.parser.error(f"--rounds {args.rounds}: expected at least 1")
-    entries = [
-        *_blocks([name for name in names if name in BLOCKS], chosen, args),
-        *_models([name for name in names if name in MODELS], chosen, args),
-    ]
-    return Plan(entries, 0 if args.no_time else min(args.rounds, 3) if args.quick else args.rounds)
+    blocks = [name for name in names if name in BLOCKS]
+    if not blocks:
+        _refuse_options_of_blocks(args)
+    models = [name for name in names if name in MODELS]
+    return [*_blocks(blocks, chosen, args), *_models(models, chosen, args)]
+
+
+def _refuse_options_of_blocks(args: argparse.Namespace) -> None:
+    for name in ("layers", "frontier", "compiled", *SIZES):
+        if getattr(args, name):
+            option = f"--{name.replace('_', '-')}"
+            args.parser.error(f"{option} is of blocks, and --subject names none of them")
+
+
+def _rounds(args: argparse.Namespace) -> int:
+    if args.no_time or args.memory_only:
+        return 0
+    return min(args.rounds, 3) if args.quick else args.rounds
 
 
 def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
     layers = args.layers or ([2] if args.quick else [1, 8])
     dtypes = args.dtype or (["float32"] if args.quick else DTYPES)
-    numbers = {"d_model": args.d_model, "d_ff": args.d_ff, "batch": args.batch, "sequence": args.sequence}
+    given = {name: getattr(args, name) for name in SIZES}
+    numbers = {name: getattr(Size(), name) if n is None else n for name, n in given.items()}
+    frontier = not (args.quick or args.method) if args.frontier is None else args.frontier
     for option, value in [*numbers.items(), *(("layers", n) for n in layers)]:
         if value < 1:
             args.parser.error(f"--{option.replace('_', '-')} {value}: expected at least 1")
@@ -148,16 +178,22 @@ def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
     entries = []
     for size in (Size(n, dtype, **numbers) for dtype in dtypes for n in layers):
         time_size = replace(size, **small)
-        shown = None if args.no_time else time_size.to_dict()
-        more = methods.frontier(size.layers) if args.frontier else []
+        more = methods.frontier(size.layers) if frontier else []
         for name in names:
             entries.append(
                 Entry(
-                    Subject(name, BLOCKS[name].title, "blocks", size.to_dict(), shown),
+                    Subject(
+                        name,
+                        BLOCKS[name].title,
+                        "blocks",
+                        size.to_dict(),
+                        None if args.memory_only else time_size.to_dict(),
+                    ),
                     block_task(name, size, scaled=args.compute),
-                    block_task(name, time_size, scaled=True),
+                    None if args.memory_only else block_task(name, time_size, scaled=True),
                     [*chosen, *more],
                     dry=not args.compute,
+                    rounds=_rounds(args),
                 )
             )
     return entries
@@ -168,23 +204,42 @@ def block_task(name: str, size: Size, scaled: bool) -> Make:
 
 
 def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
-    """A model's layers have no inner part, mix tokens, and are not compiled one by one."""
-    fitting = [m for m in chosen if m.around != "inner" and m.is_eager and not m.mixes_no_rows]
+    """What a model's layers cannot take is left out; a row that says so, where it was asked for."""
+    fitting = [
+        replace(method, unfit=unfit) if unfit else method
+        for method in chosen
+        if not (unfit := _unfit(method)) or method.name in (args.method or [])
+    ]
     entries = []
     for dtype in args.dtype or ["float32"]:
         for model in (MODELS[name] for name in names):
             size = model.small if args.quick else model.size
-            shown = None if args.no_time else {"dtype": dtype, **model.small}
             entries.append(
                 Entry(
-                    Subject(model.name, model.title, "models", {"dtype": dtype, **size}, shown),
+                    Subject(
+                        model.name,
+                        model.title,
+                        "models",
+                        {"dtype": dtype, **size},
+                        None if args.memory_only else {"dtype": dtype, **model.small},
+                    ),
                     model.at(size, dtype),
-                    model.at(model.small, dtype),
+                    None if args.memory_only else model.at(model.small, dtype),
                     [replace(each, needs=model.needs) if model.missing else each for each in fitting],
                     dry=model.dry and not args.compute,
+                    rounds=_rounds(args),
                 )
             )
     return entries
+
+
+def _unfit(method: Method) -> str:
+    """Why a model's layers cannot take it; empty if they can."""
+    if method.around == "inner":
+        return "a model's layers have no inner part"
+    if method.in_rows:
+        return "a model's layers mix tokens"
+    return "" if method.is_eager else "a model's layers are not compiled one by one"
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
@@ -192,21 +247,28 @@ def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[s
     args.parser.exit(Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {there_is}\n")
 
 
-def _measure(entry: Entry, rounds: int, advance: Callable[[str], None]) -> list[timing.Times]:
+def _measure(entry: Entry, advance: Callable[[str], None]) -> list[timing.Times]:
     """Fills in the subject. Times, for what they say about the machine."""
     subject = entry.subject
     expected: measure.After | None = None
     rows: dict[str, Row] = {}
     for method in entry.methods:
         advance(f"{subject.key}: {method.name}")
-        row = Row(method.name, method.family, method.around, skipped=method.missing)
+        row = Row(
+            method.name,
+            method.family,
+            method.around,
+            rounds=method.in_rows,
+            skipped=method.missing,
+        )
         rows[method.name] = row
         if row.skipped:
             continue
         try:
-            after = measure.after_step(entry.times, method)
-            expected = after if expected is None else expected  # plain is the first
-            row.equal, row.differs = measure.equality(after, expected)
+            if entry.times is not None:
+                after = measure.after_step(entry.times, method)
+                expected = after if expected is None else expected  # plain is the first
+                row.equal, row.differs = measure.equality(after, expected)
             if method.is_eager or not entry.dry:  # compiled code computes, dry or not
                 measure.memory(entry.memory, method, row, entry.dry)
         except Exception as error:  # a peer's failure is a result of this bench
@@ -216,8 +278,14 @@ def _measure(entry: Entry, rounds: int, advance: Callable[[str], None]) -> list[
     subject.rows = list(rows.values())
     runs = [m for m in entry.methods if not rows[m.name].skipped and not rows[m.name].error]
     times: list[timing.Times] = []
-    if rounds and runs:
-        times = measure.times(entry.times, runs, rows, rounds, lambda: advance(f"{subject.key}: times"))
+    if entry.rounds and runs:
+        times = measure.times(
+            entry.times,
+            runs,
+            rows,
+            entry.rounds,
+            lambda name: advance(f"{subject.key}: time of {name}"),
+        )
     subject.timelines = [
         measure.timeline(entry.memory, method, entry.dry) for method in runs if method.name in TIMELINES
     ]

@@ -6,6 +6,7 @@
     def run(args, console):
         asked = report.check(args)               # exits with 2 before minutes of work
         run = measure(...)                       # under retape._progress.progress: what, how long still
+                                                 # terminal.print_subject(subject) as each one ends
         return report.finish(run, asked, args, console)
 
 The renderers are `terminal`, `markdown`, `csv` and `page`. What they share is in
@@ -24,7 +25,7 @@ from retape import UsageError, _artefact
 from retape._text import Exit
 from retape.bench import compare
 from retape.bench.report import csv, markdown, page, terminal
-from retape.bench.result import DIFFERENT, Run
+from retape.bench.result import Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,10 +80,10 @@ def finish(
     environment: dict[str, Any] | None = None,
     command: str = "",
 ) -> tuple[Exit, dict[str, Any]]:
-    """Prints the tables, writes the files that were asked for, compares. The exit code, and what goes
-    into the artefact. `environment` and `command` are of now, unless the run is an old one."""
+    """Writes the files that were asked for, compares; the tables are printed. The exit code, and what
+    goes into the artefact. `environment` and `command` are of now, unless the run is an old one."""
     facts = _artefact.environment() if environment is None else environment
-    terminal.print_run(run, console)
+    terminal.print_rest(run, console)
     for path in write(run, args, facts, command or args.command_line):
         console.print(f"Written: {path}", markup=False)
     code, result = exit_code(run), run.to_dict()
@@ -97,10 +98,9 @@ def finish(
 
 
 def exit_code(run: Run) -> Exit:
-    """Wrong gradients of Retape's; what others get wrong is in the table."""
+    """Wrong gradients of Retape's, or none; what others get wrong is in the table."""
     rows = [row for subject in run.subjects for row in subject.rows]
-    wrong = any(row.family == "retape" and row.equal == DIFFERENT for row in rows)
-    return Exit.DIFFERENT if wrong else Exit.OK
+    return Exit.DIFFERENT if any(row.breaks_promise for row in rows) else Exit.OK
 
 
 def write(

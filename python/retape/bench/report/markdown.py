@@ -18,7 +18,7 @@ def render(run: Run, environment: dict[str, Any], command: str = "") -> str:
     parts += [f"> Warning: {escape(warning)}" for warning in run.warnings]
     parts += [_section(subject) for subject in run.subjects] or ["Nothing was measured."]
     if run.subjects:
-        parts.append(f"{cells.LEGEND} ◆: nothing beats it in both memory and time.")
+        parts.append(f"{cells.legend(run)} ◆: nothing beats it in both memory and time.")
     parts.append("## Machine\n\n" + _machine(environment))
     return "\n\n".join(parts) + "\n"
 

@@ -95,21 +95,22 @@ class Plot:
 
 def plot(subject: Subject) -> Plot | None:
     """None where no row has both a peak and a time."""
-    drawn = [
-        index
-        for index, row in enumerate(subject.rows)
-        if row.peak is not None and row.total is not None
-    ]
+    rows, names, plain = subject.rows, cells.labels(subject), subject.plain
+    times = {
+        index: time
+        for index, row in enumerate(rows)
+        if row.peak is not None and (time := cells.step_time(row, plain)) is not None
+    }
+    drawn = list(times)
     if not drawn:
         return None
-    rows, names = subject.rows, cells.labels(subject)
-    clock = cells.seconds_unit([rows[index].total[1] for index in drawn])
+    clock = cells.seconds_unit([middle for _, middle, _ in times.values()])
     memory = cells.bytes_unit([rows[index].peak for index in drawn])
-    across, up = _axes(subject, drawn)
-    where = {i: (across.at(rows[i].total[1]), up.at(rows[i].peak)) for i in drawn}
+    across, up = _axes([times[i][1] for i in drawn], [rows[i].peak for i in drawn])
+    where = {i: (across.at(times[i][1]), up.at(rows[i].peak)) for i in drawn}
     best = cells.frontier(subject)
     first = sorted(drawn, key=lambda i: (i not in best, rows[i].family != "retape"))
-    whiskers = {i: (across.at(rows[i].total[0]), across.at(rows[i].total[2])) for i in drawn}
+    whiskers = {i: (across.at(low), across.at(high)) for i, (low, _, high) in times.items()}
     taken = [Box(x - 7, y - 7, 14, 14) for x, y in where.values()]
     taken += [Box(low, where[i][1] - 2, high - low, 4) for i, (low, high) in whiskers.items()]
     wide = {i: _BOLD if i in best else _CHARACTER for i in drawn}
@@ -127,17 +128,16 @@ def plot(subject: Subject) -> Plot | None:
                 best=index in best,
                 low=short(max(low, _LEFT)),
                 high=short(min(high, WIDTH - _RIGHT)),
-                lines=_told(subject, index, names[index], clock, memory),
+                lines=_told(subject, index, names[index], times[index], clock, memory),
                 label=placed.get(index),
             )
         )
-    plain = subject.plain
     at_plain = next((where[i] for i in drawn if rows[i] is plain), None)
     return Plot(
         points,
         _ticks(across, 6, clock.scale),
         _ticks(up, 6, memory.scale),
-        f"time of a step, {clock.name}",
+        f"time of a step, {clock.name}: plain's, times the ratio to it",
         f"peak, {memory.name}",
         _stairs([where[index] for index in best]),
         (short(at_plain[0]), short(at_plain[1])) if at_plain else None,
@@ -145,9 +145,7 @@ def plot(subject: Subject) -> Plot | None:
     )
 
 
-def _axes(subject: Subject, drawn: list[int]) -> tuple[Axis, Axis]:
-    times = [subject.rows[index].total[1] for index in drawn]
-    peaks = [subject.rows[index].peak for index in drawn]
+def _axes(times: list[float], peaks: list[int]) -> tuple[Axis, Axis]:
     low, high = _padded(min(times), max(times))
     bottom, top = _padded(min(peaks), max(peaks))
     if min(peaks) < 0.6 * max(peaks):
@@ -180,10 +178,15 @@ def _stairs(points: list[tuple[float, float]]) -> str:
 
 
 def _told(
-    subject: Subject, index: int, name: str, clock: cells.Unit, memory: cells.Unit
+    subject: Subject,
+    index: int,
+    name: str,
+    time: cells.Spread,
+    clock: cells.Unit,
+    memory: cells.Unit,
 ) -> list[str]:
     row = subject.rows[index]
-    low, middle, high = row.total
+    low, middle, high = time
     lines = [
         name,
         f"peak {memory.number(row.peak)} {memory.name}",

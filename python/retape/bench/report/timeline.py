@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retape._text import format_bytes, printable
+from retape._text import printable
 from retape.bench import cells
 from retape.bench.report.axis import Axis, short, tick_text
 from retape.bench.result import Event, Timeline
@@ -132,11 +132,12 @@ def picture(timeline: Timeline, most: int) -> Picture | None:
     return Picture(
         method=printable(timeline.method),
         peak=peak(timeline),
-        peak_text=f"peak {format_bytes(peak(timeline))}" + (f" at {_cut(op, 36)}" if op else ""),
+        peak_text=f"peak {unit.number(peak(timeline))} {unit.name}" + (f" at {_cut(op, 36)}" if op else ""),
         peak_y=short(up.at(peak(timeline))),
         peak_x=short(peak_x),
         peak_label_y=short(up.at(peak(timeline)) - 5),
-        peak_anchor="start" if peak_x < WIDTH / 3 else "end" if peak_x > WIDTH * 0.6 else "middle",
+        # On either side, or in the middle, there is room for the longest text.
+        peak_anchor="start" if peak_x < WIDTH * 0.42 else "end" if peak_x > WIDTH * 0.67 else "middle",
         areas=[(KINDS[kind], _area(levels, kind, across, up)) for kind in reversed(there)],
         kinds=[(KINDS[kind], WORDS[KINDS[kind]]) for kind in there],
         x_ticks=_event_ticks(len(events), across),
