@@ -243,7 +243,12 @@ def _unfit(method: Method) -> str:
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
-    there_is = offer(value, known, show=repr)  # names of methods have spaces in them
+    is_well_spelt = isinstance(getattr(torch, value, None), torch.dtype)
+    there_is = (
+        f"There is: {', '.join(known)}."
+        if is_well_spelt
+        else offer(value, known, show=repr)  # names of methods have spaces in them
+    )
     args.parser.exit(Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {there_is}\n")
 
 
