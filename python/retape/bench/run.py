@@ -77,9 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torch.compile too, at three budgets: takes minutes. Its memory needs --compute",
     )
     parser.add_argument("--no-time", action="store_true", help="memory and gradients only")
-    parser.add_argument(
-        "--memory-only", action="store_true", help="no gradients either: nothing is computed"
-    )
+    parser.add_argument("--memory-only", action="store_true", help="no gradients compared either")
     parser.add_argument("--rounds", type=int, default=7, help="of times (%(default)s)")
     parser.add_argument(
         "--frontier",
