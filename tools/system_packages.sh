@@ -30,5 +30,5 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 if [ ${#browser[@]} -gt 0 ]; then
   "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${browser[@]}" >/dev/null ||
-    echo "no Chromium to be had: tests that look at pages are skipped"
+    echo "no Chromium to be had: tests that look at pages fail, unless RETAPE_TEST_WITHOUT_BROWSER=1"
 fi

@@ -87,7 +87,7 @@ VERBS = (
         "report",
         "retape.bench.report.cli",
         "show what a bench measured, from its JSON artefact: tables, Markdown, CSV, HTML, or a comparison",
-        "retape report build/bench/blocks.json --html bench.html",
+        "retape report build/bench/run.json --html bench.html",
         "build/report.json",
     ),
     Verb(
@@ -104,6 +104,9 @@ GROUPS = {"bench": "measure speed or memory"}
 
 # Said of a group when only its options are: `retape bench --quick`.
 DEFAULTS = {"bench": "run"}
+
+# The option that takes what may have been typed as a verb: `retape bench swiglu`.
+WORDS_OF = {"retape bench": "--subject"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -122,12 +125,16 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
             known = re.findall(r"'([^']*)'", choice[2])
-            return f"no such {self._what(message)}: {choice[1]!r}. " + offer(choice[1], known)
+            return f"no such {self._what(message)}: {choice[1]!r}. {offer(choice[1], known)}{self._hint(choice[1])}"
         unknown = re.search(r"unrecognized arguments: (\S+)", message)
         if unknown:
             word = unknown[1].split("=", 1)[0]
             return f"unknown argument {word}. " + offer(word, list(self._option_string_actions))
         return f"{message}. Fix: {self.prog} --help shows an example."
+
+    def _hint(self, word: str) -> str:
+        option = WORDS_OF.get(self.prog)
+        return f" If it is a subject: {self.prog} {option} {word}" if option else ""
 
     @staticmethod
     def _what(message: str) -> str:
@@ -205,7 +212,7 @@ def build_parser(words: Sequence[str]) -> Parser:
         command = (groups[first] if first else verbs).add_parser(
             last,
             help=verb.summary,
-            description=f"retape {verb.name}: {verb.summary}.",
+            description=f"retape {verb.name}: {verb.summary}.{_others(verb)}",
             epilog=f"example:\n  {verb.example}",
         )
         command.set_defaults(parser=command, chosen=verb)
@@ -214,16 +221,25 @@ def build_parser(words: Sequence[str]) -> Parser:
                 "--json",
                 metavar="PATH",
                 help='where the JSON artefact goes, "-" for standard output '
-                f"({verb.artefact.replace('{output}', 'FOLDER')})",
+                f"({re.sub('{.*}', 'FOLDER', verb.artefact)})",
             )
             importlib.import_module(verb.module).add_arguments(command)
     return parser
 
 
+def _others(verb: Verb) -> str:
+    """The rest of a group, for the help of the one that stands for it."""
+    first, _, last = verb.name.rpartition(" ")
+    if DEFAULTS.get(first) != last:
+        return ""
+    names = [each.name for each in VERBS if each.name.startswith(f"{first} ") and each is not verb]
+    return "\nThere is also: " + ", ".join(f"retape {name}" for name in names) + "."
+
+
 def _completed(words: list[str]) -> list[str]:
-    """`bench --quick` is `bench run --quick`."""
+    """`bench --quick` is `bench run --quick`, and its help is too."""
     default = DEFAULTS.get(words[0]) if words else None
-    if default is None or (len(words) > 1 and (words[1] in ("-h", "--help") or words[1][0] != "-")):
+    if default is None or (len(words) > 1 and not words[1].startswith("-")):
         return words
     return [words[0], default, *words[1:]]
 

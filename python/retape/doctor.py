@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Not needed to import Retape; each has a part of it that is for its users.
-PEERS = ("numpy", "transformers", "accelerate", "peft", "pytest", "rich", "jinja2", "pebble")
+PEERS = (
+    *("numpy", "transformers", "accelerate", "peft", "pytest", "rich", "jinja2", "pebble"),
+    *("torch_remat", "ai2-olmo-core", "megatron-core"),  # that retape bench runs beside
+)
 
 
 @dataclass(frozen=True)

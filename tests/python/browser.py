@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +14,22 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE = 300_000  # milliseconds: busy machines paint slowly, and nothing here is about speed
-WHY_NOT = "no Chromium here: tools/system_packages.sh installs Debian's, where there is one"
+WITHOUT = "RETAPE_TEST_WITHOUT_BROWSER"  # set: these tests are skipped
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """The system's Chromium, driven by Playwright, which brings none of its own here."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="no Playwright here: tools/python_packages.sh installs it"
-    )
+    if os.environ.get(WITHOUT):
+        pytest.skip(f"{WITHOUT} is set")
+    from playwright.sync_api import sync_playwright
+
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
-        pytest.skip(WHY_NOT)
-    with playwright.sync_playwright() as driver:
+        pytest.fail(
+            f"no Chromium here. Fix: tools/system_packages.sh, or {WITHOUT}=1 to look at no page"
+        )
+    with sync_playwright() as driver:
         # In containers there is no user namespace to put a sandbox in, and little shared memory.
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         browser = driver.chromium.launch(executable_path=path, args=arguments, timeout=PATIENCE)

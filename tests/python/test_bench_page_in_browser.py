@@ -28,10 +28,20 @@ def chromium() -> Iterator[Any]:
 def page_of(tmp_path):
     def write(run: Run, command: str = "retape bench") -> Path:
         path = tmp_path / "bench.html"
-        bench_page.write(str(path), run, bench_runs.ENVIRONMENT, command)
+        path.write_text(bench_page.render(run, bench_runs.ENVIRONMENT, command), encoding="utf-8")
         return path
 
     return write
+
+
+def test_without_a_browser_it_fails_unless_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(browser, "NAMES", ())
+    monkeypatch.delenv(browser.WITHOUT, raising=False)
+    with pytest.raises(pytest.fail.Exception, match="no Chromium here"), browser.chromium():
+        pass
+    monkeypatch.setenv(browser.WITHOUT, "1")
+    with pytest.raises(pytest.skip.Exception), browser.chromium():
+        pass
 
 
 def size_of(png: bytes) -> tuple[int, int]:

@@ -49,6 +49,20 @@ def test_every_eager_method_fills_every_column(capsys):
     assert "w2([silu(w1 x) * w3 x])" in capsys.readouterr().out
 
 
+def test_a_model_fills_every_column_too(capsys):
+    code, result = bench("--subject", "tree_lstm", "--quick", "--rounds", "1")
+    assert code == 0
+    (subject,) = result["subjects"]
+    assert (subject["name"], subject["group"]) == ("tree_lstm", "models")
+    assert [row["method"] for row in subject["rows"]] == list(run.QUICK_METHODS)
+    for row in subject["rows"]:
+        assert not row["error"] and not row["skipped"], row
+        assert row["peak"] and row["total"] and row["ratio"]
+        assert row["equal"] == "bitwise"
+    assert subject["timelines"]
+    assert "tree_lstm, float32" in capsys.readouterr().out
+
+
 def test_files_are_written_and_a_second_run_is_compared_with_the_first(capsys):
     words = [*TINY, "--subject", "up_proj", "--dtype", "float32", "--method", "retape full"]
     assert bench(*words, "--html", "a.html", "--markdown", "a.md", "--csv", "a.csv")[0] == 0
@@ -160,6 +174,8 @@ def test_bad_words_are_refused_with_the_right_spelling(capsys):
     assert "Did you mean 'swiglu'?" in refused(capsys, "--subject", "swigly")
     assert "Did you mean 'retape full'?" in refused(capsys, "--method", "retape ful")
     assert "Did you mean 'bfloat16'?" in refused(capsys, "--dtype", "bfloat")
+    assert "There is: float32, bfloat16." in refused(capsys, "--dtype", "float64")
+    assert "expected the name of a file" in refused(capsys, "--markdown", "-")
     assert "expected at least 1" in refused(capsys, "--layers", "0")
     assert "--compare" in refused(capsys, "--fail", "peak:1%")
     assert "Did you mean --quick?" in refused(capsys, "--quik")

@@ -65,10 +65,11 @@ def test_version_names_retape_and_torch(capsys):
         (["dmeo"], "Did you mean demo?"),
         (["bensh"], "Did you mean bench?"),
         (["bench", "overheat"], "Did you mean overhead?"),
+        (["bench", "swiglu"], "If it is a subject: retape bench --subject swiglu"),
         (["bench", "overhead", "--qick"], "Did you mean --quick?"),
         (["demo", "--step=3"], "Did you mean --steps?"),
         (["demo", "--json", "x.json", "--sede", "3"], "Did you mean --seed?"),
-        (["xyzzy"], "There is: bench, demo, train, verify, report, doctor."),
+        (["xyzzy"], "There is: bench, demo, train, verify, gradcheck, report, doctor."),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_closest_one_there_is(capsys, words, offered):
@@ -100,6 +101,26 @@ def test_help_of_every_verb_ends_with_an_example_that_parses(capsys, verb):
     words = cli._completed(example.split()[1:])
     assert words[: len(verb.name.split())] == verb.name.split()
     assert cli.build_parser(words).parse_args(words).chosen is verb
+
+
+def test_help_of_a_group_has_the_options_and_names_the_others(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    out = capsys.readouterr().out
+    assert "--memory-only" in out
+    assert "There is also: retape bench overhead, retape bench check." in out
+
+
+@pytest.mark.parametrize("verb", ["demo", "train"])
+def test_help_names_the_folder_of_an_artefact_in_words(capsys, verb):
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    assert "FOLDER/report.json" in capsys.readouterr().out
+
+
+def test_the_artefact_in_the_example_of_report_is_what_bench_writes():
+    verbs = {verb.name: verb for verb in cli.VERBS}
+    assert verbs["bench run"].artefact in verbs["report"].example
 
 
 def test_doctor_replays_for_real_and_leaves_its_artefact(capsys):

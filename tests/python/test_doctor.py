@@ -29,6 +29,7 @@ def test_every_check_passes_here_and_is_printed(capsys):
         assert check["code"] == 0
         assert check["found"] in out
     assert result["peers"]["rich"] in out
+    assert {"torch_remat", "ai2-olmo-core", "megatron-core"} <= set(result["peers"])
     assert "Everything works." in out
 
 

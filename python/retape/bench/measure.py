@@ -27,11 +27,16 @@ def close_enough(dtype: torch.dtype) -> float:
     return max(1e-3, 4 * torch.finfo(dtype).eps) if dtype.is_floating_point else 0
 
 
+def _step(make: Make, method: Method) -> Task:
+    task = make()
+    method.loss(task).backward()
+    return task
+
+
 def memory(make: Make, method: Method, row: Row, dry: bool) -> None:
     """Fills in peak, held, GFLOP and ops replayed."""
     with _maybe_dry(dry) as run, retape.memory.Meter() as meter, methods.scopes() as scopes:
-        task = make()
-        method.loss(task).backward()
+        task = _step(make, method)
         row.held = meter.held - task.resident()
         replayed = sum(scope.stats.ops_replayed for scope in scopes)
         del task
@@ -42,9 +47,7 @@ def memory(make: Make, method: Method, row: Row, dry: bool) -> None:
 
 def timeline(make: Make, method: Method, dry: bool) -> Timeline:
     with _maybe_dry(dry), retape.memory.Meter(timeline=True) as meter:
-        task = make()
-        method.loss(task).backward()
-        del task
+        _step(make, method)
     events = [
         Event(e.bytes, e.current, e.id, KINDS[e.phase], e.op, e.region, e.shape)
         for e in meter.timeline
@@ -62,8 +65,7 @@ def _maybe_dry(dry: bool) -> Iterator[retape.memory.Dry | None]:
 
 
 def after_step(make: Make, method: Method) -> After:
-    task = make()
-    method.loss(task).backward()
+    task = _step(make, method)
     return {**{name: leaf.grad for name, leaf in task.leaves.items()}, **task.buffers}
 
 

@@ -77,9 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torch.compile too, at three budgets: takes minutes. Its memory needs --compute",
     )
     parser.add_argument("--no-time", action="store_true", help="memory and gradients only")
-    parser.add_argument(
-        "--memory-only", action="store_true", help="no gradients either: nothing is computed"
-    )
+    parser.add_argument("--memory-only", action="store_true", help="no gradients compared either")
     parser.add_argument("--rounds", type=int, default=7, help="of times (%(default)s)")
     parser.add_argument(
         "--frontier",
@@ -243,7 +241,12 @@ def _unfit(method: Method) -> str:
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
-    there_is = offer(value, known, show=repr)  # names of methods have spaces in them
+    is_well_spelt = isinstance(getattr(torch, value, None), torch.dtype)
+    there_is = (
+        f"There is: {', '.join(known)}."
+        if is_well_spelt
+        else offer(value, known, show=repr)  # names of methods have spaces in them
+    )
     args.parser.exit(Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {there_is}\n")
 
 

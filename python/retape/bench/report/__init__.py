@@ -64,6 +64,8 @@ def check(args: argparse.Namespace) -> Asked:
         args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {error}\n")
     for name in FORMATS:
         path = getattr(args, name)
+        if path == "-":
+            args.parser.error(f"--{name} -: expected the name of a file")
         if path is not None:
             try:
                 _artefact.prepare(path)

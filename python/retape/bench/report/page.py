@@ -81,10 +81,6 @@ class Page:
     command: str
 
 
-def write(path: str, run: Run, environment: dict[str, Any], command: str = "") -> None:
-    _html.write(path, render(run, environment, command))
-
-
 def render(run: Run, environment: dict[str, Any], command: str = "") -> str:
     return _html.render(
         Path(__file__).with_name("page.html.j2"),
