@@ -44,6 +44,7 @@ def verify(
     regions: str | Sequence[str] = (),
     plain_twice: bool = True,
     warm_up: int | None = None,
+    before_recompute: Callable[[], None] | None = None,
 ) -> Verdict | list[Verdict]:
     """Run a training step plain and recomputed, from the same state, and compare every bit.
 
@@ -74,6 +75,7 @@ def verify(
     plain_twice: is the plain step equal to itself?
     warm_up: plain steps before the first that counts. Without it: 2 for a model with TorchScript in it,
         which is optimised in its first runs and may round otherwise afterwards; else none.
+    before_recompute: called before each recomputed run. By then the plain step has ended.
 
     Equal means that outputs, losses, gradients, buffers and generators have the same bits, and that
     they might not have had: see `Verdict.vacuous`. An exception of the plain run passes through.
@@ -98,6 +100,8 @@ def verify(
         make = _starts(subject, inputs, maker, stack)
 
         def make_start() -> Any:
+            if before_recompute is not None and not _C.is_eager():
+                before_recompute()
             put_numbers_back()
             _take_out(reports)
             return make()

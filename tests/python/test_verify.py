@@ -474,3 +474,16 @@ def test_a_model_that_cannot_be_copied_is_told_what_to_do() -> None:
     model.lock = (lambda: (yield))()  # a generator object
     with pytest.raises(retape.UsageError, match="makes model and inputs anew"):
         retape.verify(model, models.x())
+
+
+def test_it_says_when_the_plain_step_has_ended() -> None:
+    seen: list[str] = []
+
+    class Watched(models.Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append("recomputed" if retape.is_recording() else "plain")
+            return super().forward(x)
+
+    found = retape.verify(Watched(), models.x(), before_recompute=lambda: seen.append("told"))
+    assert found.kind == "equal"
+    assert seen == ["plain", "plain", "told", "recomputed"]

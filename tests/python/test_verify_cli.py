@@ -241,11 +241,12 @@ def test_a_row_that_crashes_or_hangs_in_its_own_process_is_a_row(capsys):
         *"wild:good wild:killed wild:leaves wild:hangs wild:wrong --jobs 1 --time-limit 10".split()
     )
     assert code == 1
+    plain = "before the plain step had ended"
     assert [(row["subject"], row["kind"], row["cause"]) for row in result["rows"]][:4] == [
         ("wild:good", "equal", ""),
-        ("wild:killed", "different", "the process that ran it was ended by SIGKILL"),
-        ("wild:leaves", "different", "the process that ran it ended itself with exit code 7"),
-        ("wild:hangs", "not built", "no verdict in 10 s. Fix: --time-limit 20"),
+        ("wild:killed", "different", f"the process that ran it was ended by SIGKILL {plain}"),
+        ("wild:leaves", "different", f"the process that ran it ended itself with exit code 7 {plain}"),
+        ("wild:hangs", "not built", "the plain step did not end in 10 s. Fix: --time-limit 20"),
     ]
     wrong = result["rows"][4]
     assert wrong == {**verify("wild:wrong")[1]["rows"][0], "seconds": wrong["seconds"]}
@@ -253,12 +254,44 @@ def test_a_row_that_crashes_or_hangs_in_its_own_process_is_a_row(capsys):
     assert "Again: retape verify wild:killed" in capsys.readouterr().out
 
 
+def test_what_ends_plain_and_crashes_or_hangs_recomputed_is_different():
+    Path("wild.py").write_text(WILD)
+    code, result = verify(
+        *"wild:hangs_recomputed wild:killed_recomputed --jobs 1 --time-limit 10".split()
+    )
+    assert code == 1
+    assert [(row["subject"], row["kind"], row["cause"]) for row in result["rows"]] == [
+        (
+            "wild:hangs_recomputed",
+            "different",
+            "the plain step ended, the recomputed one did not in 10 s. Fix: --time-limit 20, if it is slow",
+        ),
+        (
+            "wild:killed_recomputed",
+            "different",
+            "the process that ran it was ended by SIGKILL while it recomputed",
+        ),
+    ]
+
+
 WILD = """
 import os
 import signal
 import threading
 
+import retape
 from mymodels import *
+
+
+class Recorded(Block):
+    def __init__(self, then):
+        super().__init__()
+        self.then = then
+
+    def forward(self, x):
+        if retape.is_recording():
+            self.then()
+        return super().forward(x)
 
 
 def good():
@@ -279,6 +312,14 @@ def leaves():
 
 def hangs():
     threading.Event().wait()
+
+
+def killed_recomputed():
+    return Recorded(killed), x()
+
+
+def hangs_recomputed():
+    return Recorded(hangs), x()
 """
 
 

@@ -62,6 +62,13 @@ def hf_names() -> list[str]:
     return [f"hf:{name}" for name in hf.architectures()]
 
 
+def hf_version() -> str:
+    """Of the installed transformers."""
+    from retape.subjects import hf
+
+    return hf.version()
+
+
 def _demo(name: str, rest: str) -> Subject:
     from retape.subjects import demo
 
@@ -92,7 +99,8 @@ def _hf(name: str, rest: str) -> Subject:
             raise NotBuilt(error.reason) from error
         patterns = hf.expected_dead(rest, model)
         dead = [n for n, _ in model.named_parameters() if any(re.search(p, n) for p in patterns)]
-        return model, inputs, {"may_be_dead": tuple(dead)}
+        options: dict[str, Any] = {"may_be_dead": tuple(dead)}
+        return model, inputs, options | ({"loss": hf.loss} if hf.has_loss_per_sample(rest) else {})
 
     return Subject(name, make)
 

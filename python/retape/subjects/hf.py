@@ -37,6 +37,10 @@ def architectures() -> list[str]:
     return list(heads())
 
 
+def version() -> str:
+    return _transformers("version").__version__
+
+
 def build(
     name: str, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -46,8 +50,9 @@ def build(
     Leaves the default generator as it was. Raises NotBuilt.
     """
     hf = _transformers(name)
-    from retape.subjects.hf_exceptions import EXCEPTIONS, NOT_BUILT, Exceptional
+    from retape.subjects.hf_exceptions import EXCEPTIONS, Exceptional
     from retape.subjects.hf_heads import head_of
+    from retape.subjects.hf_not_built import NOT_BUILT
 
     if name in NOT_BUILT:
         raise NotBuilt(name, NOT_BUILT[name])
@@ -76,6 +81,13 @@ def expected_dead(name: str, model: nn.Module) -> list[str]:
 
     parameters = [parameter for parameter, _ in model.named_parameters()]
     return [p for p in patterns(name) if any(re.search(p, parameter) for parameter in parameters)]
+
+
+def has_loss_per_sample(name: str) -> bool:
+    """Then it is to be summed before backward: `loss` does."""
+    from retape.subjects.hf_exceptions import EXCEPTIONS
+
+    return name in EXCEPTIONS and EXCEPTIONS[name].loss_per_sample
 
 
 def loss(outputs: Any) -> torch.Tensor:

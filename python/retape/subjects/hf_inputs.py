@@ -229,10 +229,10 @@ def put_placeholders(model: nn.Module, batch: Batch) -> None:
         return
     for method, ids in PLACEHOLDERS:
         token = lookup(model.config, *ids)
-        owner = model if hasattr(model, method) else getattr(model, "base_model", model)
-        if token is None or not hasattr(owner, method):
+        make = features_maker(model, method)
+        if token is None or make is None:
             continue
-        count = feature_count(model, getattr(owner, method), batch)
+        count = feature_count(model, make, batch)
         if count:
             marks = torch.full((BATCH, count // BATCH), token)
             batch["input_ids"] = torch.cat([marks, batch["input_ids"]], dim=1)
@@ -245,11 +245,23 @@ def put_placeholders(model: nn.Module, batch: Batch) -> None:
             batch[name] = (batch["input_ids"] == image).int()
 
 
+FEATURES = {"pixel_values", "input_features", "input_values"}
+
+
+def features_maker(model: nn.Module, method: str) -> Callable[..., Any] | None:
+    """That of the model inside, if there is one: those around it may hand on less."""
+    for owner in (getattr(model, "base_model", model), model):
+        make = getattr(owner, method, None)
+        if make is not None and FEATURES & inspect.signature(make).parameters.keys():
+            return make
+    return None
+
+
 def feature_count(model: nn.Module, method: Callable[..., Any], batch: Batch) -> int:
     """Rows that the model would put into the text."""
     wanted = inspect.signature(method).parameters
     arguments = {k: v for k, v in batch.items() if k in wanted}
-    if not {"pixel_values", "input_features", "input_values"} & arguments.keys():
+    if not FEATURES & arguments.keys():
         return 0
     model.eval()  # leaves BatchNorm as it was
     with torch.no_grad():

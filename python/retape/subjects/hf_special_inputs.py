@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from retape.subjects.hf_inputs import BATCH, LENGTH, Batch, channels, side, words
+from retape.subjects.hf_inputs import BATCH, LENGTH, Batch, channels, lookup, side, words
 
 
 def without(*names: str) -> Callable[[Any, Batch], Batch]:
@@ -253,3 +253,150 @@ def one_image_each(model: Any, batch: Batch) -> Batch:
 
 def rows_of_pixels(model: Any, batch: Batch) -> Batch:
     return {**batch, "pixel_values": torch.randn(BATCH, 4, 3 * model.config.patch_size**2)}
+
+
+def frames_of_codes(model: Any, batch: Batch) -> Batch:
+    """Of Csm: a token per codebook and frame."""
+    ids = torch.randint(0, model.config.vocab_size - 1, (BATCH, LENGTH, model.config.num_codebooks))
+    return {"input_ids": ids, "labels": ids, "attention_mask": batch["attention_mask"]}
+
+
+def text_beside_codes(model: Any, batch: Batch) -> Batch:
+    """Of Kyutai's: in each frame a word, then a token per codebook."""
+    config = model.config
+    codes = torch.randint(0, config.codebook_vocab_size - 1, (BATCH, LENGTH, config.num_codebooks))
+    ids = torch.cat([batch["input_ids"][..., None], codes], dim=-1)
+    return {**batch, "input_ids": ids, "input_values": None}
+
+
+def stacked_frames(model: Any, batch: Batch) -> Batch:
+    """Of FunAsrNano: several frames in a row."""
+    frames = torch.randn(BATCH, 16, 7 * lookup(model.config, "num_mel_bins"))
+    return {**batch, "input_features": frames, "input_features_mask": torch.ones(BATCH, 16).long()}
+
+
+def video_in_text(model: Any, batch: Batch) -> Batch:
+    config = model.config
+    count = config.num_query_tokens * batch["pixel_values"].shape[1]
+    marks = torch.full((BATCH, count), config.video_token_index)
+    ids = torch.cat([marks, batch["input_ids"]], dim=1)
+    labels = torch.cat([torch.full_like(marks, -100), batch["labels"]], dim=1)
+    return {**batch, "input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def kosmos2_5_batch(model: Any, batch: Batch) -> Batch:
+    patches = flattened(model, batch)["flattened_patches"]
+    seen = kosmos2_batch(model, batch)
+    return {**seen, "flattened_patches": patches}
+
+
+def square_patches(model: Any, batch: Batch) -> Batch:
+    patch = model.config.vision_config.patch_size
+    return {**batch, "pixel_values": torch.randn(BATCH * 16, 3, patch, patch)}
+
+
+def padded_patches(model: Any, batch: Batch) -> Batch:
+    return {**batch, "pixel_values": batch["pixel_values"].view(BATCH, 16, -1)}
+
+
+def mel_image(model: Any, batch: Batch) -> Batch:
+    """Of Clap: a spectrogram as a picture of one channel."""
+    mels = model.config.audio_config.num_mel_bins
+    longer = torch.zeros(BATCH, 1, dtype=torch.bool)
+    return {**batch, "input_features": torch.randn(BATCH, 1, 64, mels), "is_longer": longer}
+
+
+def ended_text(model: Any, batch: Batch) -> Batch:
+    """Text is pooled where it ends."""
+    ids = batch["input_ids"].clone()
+    ids[:, -1] = lookup(model.config, "eos_token_id")
+    return {**batch, "input_ids": ids}
+
+
+def spoken_text(model: Any, batch: Batch) -> Batch:
+    mels = lookup(model.config, "num_mel_bins")
+    return {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "spectrogram_labels": torch.randn(BATCH, 2 * LENGTH, mels),
+        "duration_labels": torch.full((BATCH, LENGTH), 2),
+        "pitch_labels": torch.randn(BATCH, LENGTH, 1),
+        "energy_labels": torch.randn(BATCH, LENGTH, 1),
+    }
+
+
+def depth_pro_image(model: Any, batch: Batch) -> Batch:
+    return {"pixel_values": torch.randn(BATCH, 3, 128, 128)}
+
+
+def patches_of_two_frames(model: Any, batch: Batch) -> Batch:
+    patch = lookup(model.config, "patch_size")
+    return {**batch, "pixel_values": torch.randn(BATCH * 16, 2 * 3 * patch**2)}
+
+
+def patches_of_images(model: Any, batch: Batch) -> Batch:
+    """Of a vision tower alone."""
+    config = model.config
+    width = config.in_channels * config.temporal_patch_size * config.patch_size**2
+    grid = torch.tensor([[1, 4, 4]] * BATCH)
+    return {"hidden_states": torch.randn(BATCH * 16, width), "grid_thw": grid}
+
+
+def merge_sizes(model: Any, batch: Batch) -> Batch:
+    return {**batch, "image_merge_sizes": torch.tensor([2] * BATCH)}
+
+
+def wide_frames(model: Any, batch: Batch) -> Batch:
+    """Of GraniteSpeech5: several frames in a row."""
+    width = model.encoder.input_linear.in_features
+    features = torch.randn(BATCH, 16, width)
+    return {**batch, "input_features": features, "attention_mask": torch.ones(BATCH, 16).long()}
+
+
+def sound(model: Any, batch: Batch) -> Batch:
+    return {"hidden_states": torch.randn(BATCH, 1, 6400)}
+
+
+def sound_latents(model: Any, batch: Batch) -> Batch:
+    return {"hidden_states": torch.randn(BATCH, model.config.hidden_size, 4)}
+
+
+def decoded_labels(model: Any, batch: Batch) -> Batch:
+    """Of transducers: what was said so far."""
+    return {**batch, "decoder_input_ids": torch.nn.functional.pad(batch["labels"], (1, 0))}
+
+
+def decoded(model: Any, batch: Batch) -> Batch:
+    return without("labels")(model, decoded_labels(model, batch))
+
+
+def one_sound_each(model: Any, batch: Batch) -> Batch:
+    """Of Qwen2Audio: a mark for each sound, which the model itself makes longer."""
+    ids = batch["input_ids"].clone()
+    ids[:, 0] = model.config.audio_token_id
+    return {**batch, "input_ids": ids}
+
+
+def hundred_frames(model: Any, batch: Batch) -> Batch:
+    """Of Qwen3's: sounds come in windows of that length."""
+    features = torch.randn(BATCH, batch["input_features"].shape[1], 100)
+    names = [name for name in ("input_features_mask", "feature_attention_mask") if name in batch]
+    return {**batch, "input_features": features} | dict.fromkeys(
+        names, torch.ones(BATCH, 100).long()
+    )
+
+
+def patches_beside_sound(model: Any, batch: Batch) -> Batch:
+    return {**patches_of_two_frames(model, batch), "input_values": torch.randn(BATCH, 9600)}
+
+
+def marked_image(model: Any, batch: Batch) -> Batch:
+    """Of Granite4Vision: a mark for each row of its first map."""
+    marks = torch.full((BATCH, 10), model.config.image_token_id)
+    ids = torch.cat([marks, batch["input_ids"]], dim=1)
+    labels = torch.cat([torch.full_like(marks, -100), batch["labels"]], dim=1)
+    return {**batch, "input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def embedded_frames(model: Any, batch: Batch) -> Batch:
+    return {"inputs_embeds": torch.randn(BATCH, LENGTH, model.input_layer_norm.normalized_shape[0])}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -27,19 +29,27 @@ def run(
     from pebble import ProcessPool
 
     results: list[Result] = []
-    with ProcessPool(
-        max_workers=jobs,
-        max_tasks=_ROWS_PER_PROCESS,
-        initializer=_prepare,
-        initargs=(max(1, (os.cpu_count() or 1) // jobs),),
-        context=multiprocessing.get_context("spawn"),  # torch's threads do not survive a fork
-    ) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPool(
+            max_workers=jobs,
+            max_tasks=_ROWS_PER_PROCESS,
+            initializer=_prepare,
+            initargs=(max(1, (os.cpu_count() or 1) // jobs),),
+            context=multiprocessing.get_context("spawn"),  # torch's threads do not survive a fork
+        ) as pool,
+    ):
+        # A file for each row says that its plain step has ended: it outlives the row's process.
+        marks = [Path(folder, str(i)) for i in range(len(rows))]
         try:
-            futures = [pool.schedule(cases.run, args=(row, True), timeout=limit) for row in rows]
+            futures = [
+                pool.schedule(cases.run, args=(row, True, mark.touch), timeout=limit)
+                for row, mark in zip(rows, marks, strict=True)
+            ]
             for row, future in zip(rows, futures, strict=True):
                 future.add_done_callback(partial(_tell, finished, row))
-            for row, future in zip(rows, futures, strict=True):
-                results.append(_result(row, future, limit))
+            for row, future, mark in zip(rows, futures, marks, strict=True):
+                results.append(_result(row, future, limit, mark))
         except BaseException:
             pool.stop()
             raise
@@ -56,16 +66,22 @@ def _tell(finished: Callable[[Case], None], row: Case, future: Future[Result]) -
         finished(row)
 
 
-def _result(row: Case, future: Future[Result], limit: float) -> Result:
+def _result(row: Case, future: Future[Result], limit: float, plain_ended: Path) -> Result:
     from pebble import ProcessExpired
 
     try:
         return future.result()
     except TimeoutError:
-        reason = f"no verdict in {limit:g} s. Fix: --time-limit {2 * limit:g}"
-        return Result(row, NOT_BUILT, reason=reason, seconds=limit)
+        fix = f"in {limit:g} s. Fix: --time-limit {2 * limit:g}"
+        if plain_ended.exists():
+            reason = f"the plain step ended, the recomputed one did not {fix}, if it is slow"
+            return Result(row, DIFFERENT, reason=reason, seconds=limit)
+        return Result(row, NOT_BUILT, reason=f"the plain step did not end {fix}", seconds=limit)
     except ProcessExpired as error:
-        return Result(row, DIFFERENT, reason=f"the process that ran it {_end(error.exitcode)}")
+        # Before the plain step has ended too: what an earlier row did to the process may be to blame.
+        when = "while it recomputed" if plain_ended.exists() else "before the plain step had ended"
+        reason = f"the process that ran it {_end(error.exitcode)} {when}"
+        return Result(row, DIFFERENT, reason=reason)
 
 
 def _end(exit_code: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,14 +119,16 @@ def finding_line(finding: _C.Finding) -> str:
     return f"{finding.kind}: {where + ': ' if where else ''}{finding.what}"
 
 
-def run(case: Case, one_of_many: bool = False) -> Result:
+def run(
+    case: Case, one_of_many: bool = False, before_recompute: Callable[[], None] | None = None
+) -> Result:
     """Whatever keeps the plain step from running is the reason why it was not built. UsageError passes
     through, unless it is one of many cases, which nobody named."""
     started = time.perf_counter()
     fault = injected(case.fault)
     try:
         with fault:
-            verdict = _verify(case)
+            verdict = _verify(case, before_recompute)
     except NotBuilt as error:
         result = Result(case, NOT_BUILT, reason=str(error))
     except retape.UsageError as error:
@@ -141,7 +144,7 @@ def run(case: Case, one_of_many: bool = False) -> Result:
     return result
 
 
-def _verify(case: Case) -> Verdict:
+def _verify(case: Case, before_recompute: Callable[[], None] | None) -> Verdict:
     dtype = None if case.dtype is None else getattr(torch, case.dtype)
     subject, inputs, options = find(case.subject).make(dtype, case.seed)
     if inputs is None:
@@ -159,6 +162,7 @@ def _verify(case: Case) -> Verdict:
             method=case.method,
             steps=case.steps,
             orders=case.orders,
+            before_recompute=before_recompute,
             **options,
         )
 

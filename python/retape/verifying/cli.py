@@ -6,6 +6,7 @@ import argparse
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -225,6 +226,7 @@ def _run_apart(rows: Sequence[Case], jobs: int, limit: float, console: Console) 
 
 
 def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Outcome:
+    started = time.perf_counter()
     jobs = args.jobs
     if jobs is None:
         jobs = (os.cpu_count() or 1) if args.all_hf else 0
@@ -241,6 +243,8 @@ def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
         page.write(args.html, page.of_results(results))
     return exit_code(results, named=bool(args.subjects)), {
         "counts": table.counts(results),
+        "seconds": round(time.perf_counter() - started, 1),
+        **({"transformers": find.hf_version()} if args.all_hf else {}),
         "rows": [result.to_dict() for result in results],
     }
 
