@@ -122,7 +122,7 @@ TEST_F(DocsTest, Layers) {
 }
 
 TEST_F(DocsTest, Verify) {
-  const auto loss_of = [](const auto& model, const Tensor& batch) { return model->forward(batch); };
+  const auto loss_of = [](Model model, const Tensor& batch) { return model->forward(batch); };
 
   auto verdict = retape::verify(*model, [&] { return loss_of(model, batch); });   // plain against recomputed
   if (!verdict) throw retape::Error(verdict.explain());
