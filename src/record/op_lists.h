@@ -17,7 +17,8 @@ constexpr std::array kUpdateStatistics{
     Names("aten::_native_batch_norm_legit"),
 };
 
-// The same with another signature, or with other hidden state: never replayed.
+// The same with another signature, or with other hidden state, or (mkldnn_rnn_layer) a workspace of which
+// the kernel leaves bytes unwritten, so that nobody can tell whether it came back: never replayed.
 constexpr std::array kHiddenState{
     Names("aten::batch_norm_update_stats"),
     Names("aten::batch_norm_gather_stats"),
@@ -25,6 +26,7 @@ constexpr std::array kHiddenState{
     Names("aten::_batch_norm_with_update"),
     Names("aten::_cudnn_rnn"),
     Names("aten::miopen_rnn"),
+    Names("aten::mkldnn_rnn_layer"),
     Names("aten::_cudnn_init_dropout_state"),
 };
 

@@ -55,6 +55,26 @@ def test_layers_are_named_as_regions() -> None:
     assert verdict, verdict
 
 
+def test_an_lstm_has_no_bytes_compared_that_nobody_wrote() -> None:
+    class Model(models.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            noise = [torch.full((2**n,), float(n)) for n in range(16)]  # where the workspace will be
+            del noise
+            return super().forward(self.lstm(x)[0])
+
+    verdict = retape.verify(Model(), models.x())
+    assert verdict, verdict
+    seen: list[str] = []
+    with retape.recompute(lambda value: seen.append(value.op) or "drop"):
+        Model()(models.x())
+    assert seen
+    assert "aten::mkldnn_rnn_layer" not in seen
+
+
 def test_all_of_forward_can_run_again() -> None:
     verdict = retape.verify(models.Stack(), models.x(), method="rerun")
     assert verdict, verdict
