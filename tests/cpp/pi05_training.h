@@ -5,7 +5,9 @@
 
 #include <pi05/model.h>
 
+#include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -69,6 +71,39 @@ inline pi05::Losses forward(
   return {mse, model->token_loss(batch, prefix)};
 }
 
+inline std::vector<pi05::Batch> batches_of(const TrainingStep& step) {
+  std::vector<pi05::Batch> batches;
+  for (int i = 0; i < step.forwards; ++i) {
+    batches.push_back(pi05::closed_form_batch(step.config, 0.5 * i));
+  }
+  return batches;
+}
+
+inline std::vector<pi05::Cache> empty_caches(const TrainingStep& step) {
+  return std::vector<pi05::Cache>(step.one_cache ? 1 : step.forwards);
+}
+
+// Losses summed over all forwards.
+inline pi05::Losses forward_all(
+    const TrainingStep& step,
+    pi05::Model& model,
+    const std::vector<pi05::Batch>& batches,
+    std::vector<pi05::Cache>& caches) {
+  auto sum = forward(step, model, batches[0], caches[0]);
+  for (size_t i = 1; i < batches.size(); ++i) {
+    const auto losses = forward(step, model, batches[i], caches[i % caches.size()]);
+    sum = {sum.mse + losses.mse, sum.ce + losses.ce};
+  }
+  return sum;
+}
+
+inline pi05::Model model_of(const TrainingStep& step, const Way& way) {
+  auto config = step.config;
+  config.checkpointing = way.layers;
+  config.stacking = way.stacking;
+  return pi05::Model(config);
+}
+
 inline void backward(Order order, const Tensor& mse, const Tensor& ce) {
   switch (order) {
     case Order::Joint:
@@ -105,15 +140,9 @@ inline bool same_entries(
 }
 
 inline Trained train(const TrainingStep& step, const Way& way) {
-  auto config = step.config;
-  config.checkpointing = way.layers;
-  config.stacking = way.stacking;
-  pi05::Model model(config);
-  std::vector<pi05::Batch> batches;
-  for (int i = 0; i < step.forwards; ++i) {
-    batches.push_back(pi05::closed_form_batch(config, 0.5 * i));
-  }
-  std::vector<pi05::Cache> caches(step.one_cache ? 1 : step.forwards);
+  auto model = model_of(step, way);
+  const auto batches = batches_of(step);
+  auto caches = empty_caches(step);
 
   Trained trained;
   MemoryMeter meter;
@@ -122,11 +151,9 @@ inline Trained train(const TrainingStep& step, const Way& way) {
   if (way.scope) {
     scope.emplace(*way.scope, "pi05");
   }
-  for (int i = 0; i < step.forwards; ++i) {
-    const auto losses = forward(step, model, batches[i], caches[i % caches.size()]);
-    trained.mse = i == 0 ? losses.mse : trained.mse + losses.mse;
-    trained.ce = i == 0 ? losses.ce : trained.ce + losses.ce;
-  }
+  const auto losses = forward_all(step, model, batches, caches);
+  trained.mse = losses.mse;
+  trained.ce = losses.ce;
   if (scope) {
     scope->close();
   }
@@ -186,6 +213,70 @@ inline void expect_recomputed_right(const TrainingStep& step, const Trained& pla
   EXPECT_TRUE(recomputed.cache_is_forwards);
   EXPECT_LT(recomputed.held, plain.held);
   EXPECT_EQ(recomputed.replayed > 0, way.scope.has_value());
+}
+
+// The caches of one start, each as forward left it and as it is now.
+struct Caches {
+  std::list<std::vector<pi05::Cache>> now, made;
+
+  // All entries, by name. Nobody may have put others in their place.
+  NamedTensors entries() const {
+    NamedTensors named;
+    const auto prefix = [&] { return std::to_string(named.size()) + "."; };
+    auto before = made.begin();
+    for (const auto& caches : now) {
+      for (size_t i = 0; i < caches.size(); ++i) {
+        for (const auto& [layer, entry] : caches[i]) {
+          const auto& then = before->at(i).at(layer);
+          EXPECT_TRUE(entry.key.is_same(then.key) && entry.value.is_same(then.value)) << "layer " << layer;
+          named.emplace_back(prefix() + "key", entry.key);
+          named.emplace_back(prefix() + "value", entry.value);
+        }
+      }
+      ++before;
+    }
+    return named;
+  }
+};
+
+// The step for retape::verify, whose orders of backward take the place of the step's, unless that is
+// MseOnly. Caches are compared when backward has run, as buffers.
+inline Subject subject_of(const TrainingStep& step, const Way& way) {
+  return [=] {
+    auto model = model_of(step, way);
+    const auto caches = std::make_shared<Caches>();
+    torch::manual_seed(1234);
+    Start start;
+    for (const auto& parameter : model->named_parameters()) {
+      start.leaves.emplace_back(parameter.key(), parameter.value());
+    }
+    start.forward = [=, batches = batches_of(step)]() mutable {
+      caches->now.push_back(empty_caches(step));
+      const auto losses = forward_all(step, model, batches, caches->now.back());
+      caches->made.push_back(caches->now.back());
+      retape::Outcome outcome;
+      outcome.losses.emplace_back("mse", losses.mse);
+      if (step.order != Order::MseOnly) {
+        outcome.losses.emplace_back("ce", losses.ce);
+      }
+      return outcome;
+    };
+    start.buffers = [=] {
+      for (const auto& parameter : model->named_parameters()) {
+        const auto grad = parameter.value().grad();
+        EXPECT_TRUE(!grad.defined() || grad.isfinite().all().item<bool>()) << parameter.key();
+      }
+      return caches->entries();
+    };
+    return start;
+  };
+}
+
+inline VerifyOptions options_of(const Way& way) {
+  VerifyOptions options;
+  options.scope = way.scope.has_value();
+  options.policy = way.scope.value_or(options.policy);
+  return options;
 }
 
 }  // namespace retape::testing

@@ -92,68 +92,17 @@ TEST(VerifyVacuity, ThePlainRunDiffersFromItself) {
   EXPECT_EQ(verify(step, options).kind, Kind::Different);
 }
 
-// Layers are checkpointed as `layers` says, and plain under Eager.
-Subject pi05_step(pi05::Config config, pi05::Checkpointing layers, bool flow_only = false) {
-  return [=]() mutable {
-    config.checkpointing = layers;
-    pi05::Model model(config);
-    const auto batch = pi05::closed_form_batch(config);
-    Start start;
-    for (const auto& parameter : model->named_parameters()) {
-      start.leaves.emplace_back(parameter.key(), parameter.value());
-    }
-    start.forward = [=]() mutable {
-      pi05::Cache cache;
-      const auto losses = model->forward(batch, cache);
-      retape::Outcome outcome;
-      outcome.losses = {{"mse", losses.mse}};
-      if (!flow_only) {
-        outcome.losses.emplace_back("ce", losses.ce);
-      }
-      for (const auto& [layer, entry] : cache) {
-        outcome.outputs.emplace_back("key." + std::to_string(layer), entry.key);
-      }
-      return outcome;
-    };
-    return start;
-  };
-}
-
-using Cell = std::tuple<pi05::Attention, torch::Dtype, bool, double>;
-
-class VerifyPi05Matrix : public ::testing::TestWithParam<Cell> {};
-
-TEST_P(VerifyPi05Matrix, EqualInEveryOrderWithItsLayersReplayed) {
-  pi05::Config config;
-  std::tie(config.attention, config.dtype, config.insulation, config.dropout) = GetParam();
-  auto options = by_itself();
-  options.orders = true;
-  options.regions = {"prefix.0", "prefix.1", "prefix.2", "suffix.0", "suffix.1", "suffix.2"};
-  const auto verdict = verify(pi05_step(config, pi05::replayed()), options);
-  EXPECT_EQ(verdict.kind, Kind::Equal) << verdict.explain();
-  EXPECT_EQ(verdict.orders.size(), 5u);
-  EXPECT_EQ(verdict.tensors_compared, 5u * (2 + 3 + 75 + 1) + 2 + 3) << "outputs of a second forward too";
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All,
-    VerifyPi05Matrix,
-    ::testing::Combine(
-        ::testing::Values(pi05::Attention::Eager, pi05::Attention::Sdpa),
-        ::testing::Values(torch::kFloat32, torch::kBFloat16),
-        ::testing::Bool(),
-        ::testing::Values(0.0, 0.3)));
-
 TEST(VerifyPi05, TheFlowLossAloneIsVacuousBehindInsulation) {
-  pi05::Config config;
-  const auto verdict = verify(pi05_step(config, pi05::replayed(), /*flow_only=*/true), by_itself());
+  TrainingStep step;
+  step.order = Order::MseOnly;
+  const auto verdict = verify(subject_of(step, {"each layer replayed", pi05::replayed(), {}}), by_itself());
   EXPECT_EQ(verdict.kind, Kind::Vacuous);
   EXPECT_EQ(verdict.vacuous.size(), 32u) << "parameters that get no gradient";
 }
 
 TEST(VerifyPi05, ALayerThatIsRunAgainIsDifferent) {
-  pi05::Config config;
-  config.insulation = false;
+  TrainingStep step;
+  step.config.insulation = false;
   const auto again = [](const pi05::LayerFunction& run, const pi05::LayerCall& call) {
     if (!is_eager() && call.use == pi05::CacheUse::Read) {
       auto& entry = call.cache->at(call.layer);
@@ -161,7 +110,7 @@ TEST(VerifyPi05, ALayerThatIsRunAgainIsDifferent) {
     }
     return pi05::replayed()(run, call);
   };
-  const auto verdict = verify(pi05_step(config, again), by_itself());
+  const auto verdict = verify(subject_of(step, {"run again", again, {}}), by_itself());
   EXPECT_EQ(verdict.kind, Kind::Different);
   EXPECT_TRUE(std::all_of(verdict.differences.begin(), verdict.differences.end(), [](const auto& difference) {
     return difference.what == "gradient";
