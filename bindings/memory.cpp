@@ -1,7 +1,10 @@
 #include "bindings.h"
 
 #include <retape/dry_run.h>
+#include <retape/flops.h>
 #include <retape/memory.h>
+#include <retape/memory_region.h>
+#include <retape/replayed.h>
 
 #include <pybind11/stl.h>
 
@@ -37,6 +40,10 @@ void bind_memory(py::module_& module) {
 
   py::class_<DryRun>(module, "DryRun").def(py::init<>()).def_property_readonly("flops", &DryRun::flops)
       .def_static("is_on", &DryRun::is_on);
+
+  py::class_<FlopCounter>(module, "FlopCounter").def(py::init<>()).def_property_readonly("flops", &FlopCounter::flops);
+  py::class_<MemoryRegion>(module, "MemoryRegion").def(py::init<std::string>());
+  module.def("ops_replayed", &ops_replayed);
 
   py::class_<MemoryMeter>(module, "MemoryMeter")
       .def(

@@ -29,7 +29,7 @@ class RETAPE_API DryRun {
 
   static bool is_on();  // on this thread: there are no bits to compare
 
-  // Floating-point operations of matrix products (mm, addmm, bmm, baddbmm) that were not done.
+  // What a FlopCounter would have counted (flops.h).
   uint64_t flops() const;
 
  private:

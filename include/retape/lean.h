@@ -7,7 +7,8 @@
 // from the stock node, shows its name and its saved tensors, and does what that does under
 // create_graph, in anomaly mode, and with anything but plain tensors.
 //
-// There are lean nodes for mm, addmm, bmm, mul, pow, silu, gelu and softmax.
+// There are lean nodes for mm, addmm, bmm, mul, pow, silu, gelu, softmax, log_softmax, layer_norm and
+// batch_norm.
 #pragma once
 
 #include <retape/api.h>

@@ -6,6 +6,8 @@
     print(m.peak, m.held)
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -13,7 +15,7 @@ import torch
 from retape import _C
 from retape._C import MemoryEvent
 
-__all__ = ["Dry", "MemoryEvent", "Meter"]
+__all__ = ["Dry", "Flops", "MemoryEvent", "Meter", "region"]
 
 
 class Meter:
@@ -75,7 +77,7 @@ class Dry:
     """
 
     def __init__(self) -> None:
-        self.flops = 0  # of matrix products that were not computed; known at the end
+        self.flops = 0  # that were not computed; known at the end. What counts, `Flops` says
         self._run: _C.DryRun | None = None
 
     def __enter__(self) -> Self:
@@ -86,3 +88,42 @@ class Dry:
         if self._run is not None:
             self.flops = self._run.flops
         self._run = None
+
+
+class Flops:
+    """Counts floating-point operations on this thread, in backward too, while all runs as ever.
+
+        with retape.memory.Flops() as count:
+            model(batch).square().mean().backward()
+        print(count.flops)
+
+    Of matrix products (mm, addmm, bmm, baddbmm), convolutions and fused attention, replayed ones too.
+    """
+
+    def __init__(self) -> None:
+        self.flops = 0  # known at the end
+        self._counter: _C.FlopCounter | None = None
+
+    def __enter__(self) -> Self:
+        self._counter = _C.FlopCounter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._counter is not None:
+            self.flops = self._counter.flops
+        self._counter = None
+
+
+@contextmanager
+def region(name: str) -> Iterator[None]:
+    """A name, in timelines, for what is allocated in it; for gradients of it and for what backward
+    runs again of it, too.
+
+        with retape.memory.region("layers.3"):
+            x = layer(x)
+    """
+    here = _C.MemoryRegion(name)
+    try:
+        yield
+    finally:
+        del here

@@ -1,16 +1,14 @@
 #include "lean/lean.h"
 
+#include "lean/node.h"
+#include "lean/norms.h"
 #include "lean/owned.h"
-#include "record/view.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/generated/Functions.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include <atomic>
 
 namespace retape::detail {
 
@@ -21,26 +19,6 @@ using torch::autograd::Edge;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 namespace stock = torch::autograd::generated;
-
-std::atomic<size_t> least_bytes{size_t{1} << 14};
-
-// Nothing but numbers: no graph of this backward, no wrapper, no mode that looks on.
-bool is_plain_backward(const variable_list& grads) {
-  return grads.size() == 1 && grads[0].defined() && !at::GradMode::is_enabled() &&
-      grads[0].layout() == at::kStrided && is_plain(grads[0]) && !grads[0].is_complex() &&
-      !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python);
-}
-
-bool is_like(const Tensor& saved, const Tensor& grad) {
-  return saved.defined() && is_plain(saved) && saved.scalar_type() == grad.scalar_type() &&
-      saved.device() == grad.device() && saved.layout() == at::kStrided;
-}
-
-void let_go(SavedVariable& saved) {
-  if (!torch::autograd::get_current_graph_task_keep_graph()) {
-    saved.reset_data();
-  }
-}
 
 // What one node has saved is another's for a while.
 class Lent {
@@ -133,14 +111,6 @@ class LeanProduct final : public Stock {
 
 // ---- products of elements: written over a factor or over the gradient that came in --------------
 
-// `node`: whose own output it may be.
-Tensor taken(SavedVariable& saved, torch::autograd::Node* node = nullptr) {
-  using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
-  auto tensor = saved.unpack(node != nullptr ? NodePtr::reclaim_copy(node) : NodePtr());
-  let_go(saved);
-  return tensor;
-}
-
 // grad * factor, in the memory of `over`, one of the two. Broadcast factors too: the engine sums what
 // is larger than its tensor.
 Tensor product_over(Tensor&& over, const Tensor& other) {
@@ -229,11 +199,6 @@ class LeanPow final : public stock::PowBackward0 {
 
 // ---- functions of one tensor: their gradient is written over the one that came in ---------------
 
-bool fits_over(const Tensor& grad, const Tensor& saved) {
-  return is_ours_alone(grad) && is_like(saved, grad) && saved.sizes() == grad.sizes() &&
-      saved.strides() == grad.strides();
-}
-
 void copy_constants(const stock::SiluBackward0&, stock::SiluBackward0&) {}
 void copy_constants(const stock::GeluBackward0& from, stock::GeluBackward0& to) {
   to.approximate = from.approximate;
@@ -242,10 +207,15 @@ void copy_constants(const stock::SoftmaxBackward0& from, stock::SoftmaxBackward0
   to.dim = from.dim;
   to.self_scalar_type = from.self_scalar_type;
 }
+void copy_constants(const stock::LogSoftmaxBackward0& from, stock::LogSoftmaxBackward0& to) {
+  to.dim = from.dim;
+  to.self_scalar_type = from.self_scalar_type;
+}
 
 SavedVariable& saved_by(stock::SiluBackward0& node) { return node.self_; }
 SavedVariable& saved_by(stock::GeluBackward0& node) { return node.self_; }
 SavedVariable& saved_by(stock::SoftmaxBackward0& node) { return node.result_; }
+SavedVariable& saved_by(stock::LogSoftmaxBackward0& node) { return node.result_; }
 
 // The gradient in new memory, and its twin that writes over `grad`.
 Tensor gradient(const stock::SiluBackward0&, const Tensor& grad, const Tensor& self) {
@@ -257,6 +227,9 @@ Tensor gradient(const stock::GeluBackward0& node, const Tensor& grad, const Tens
 Tensor gradient(const stock::SoftmaxBackward0& node, const Tensor& grad, const Tensor& result) {
   return at::_softmax_backward_data(grad, result, node.dim, node.self_scalar_type);
 }
+Tensor gradient(const stock::LogSoftmaxBackward0& node, const Tensor& grad, const Tensor& result) {
+  return at::_log_softmax_backward_data(grad, result, node.dim, node.self_scalar_type);
+}
 
 void gradient_over(const stock::SiluBackward0&, Tensor& grad, const Tensor& self) {
   at::silu_backward_out(grad, grad, self);
@@ -267,12 +240,18 @@ void gradient_over(const stock::GeluBackward0& node, Tensor& grad, const Tensor&
 void gradient_over(const stock::SoftmaxBackward0& node, Tensor& grad, const Tensor& result) {
   at::_softmax_backward_data_out(grad, grad, result, node.dim, node.self_scalar_type);
 }
+void gradient_over(const stock::LogSoftmaxBackward0& node, Tensor& grad, const Tensor& result) {
+  at::_log_softmax_backward_data_out(grad, grad, result, node.dim, node.self_scalar_type);
+}
 
 template <class Stock>
 bool keeps_dtype(const Stock&, const Tensor&) {
   return true;
 }
 bool keeps_dtype(const stock::SoftmaxBackward0& node, const Tensor& grad) {
+  return node.self_scalar_type == grad.scalar_type();
+}
+bool keeps_dtype(const stock::LogSoftmaxBackward0& node, const Tensor& grad) {
   return node.self_scalar_type == grad.scalar_type();
 }
 
@@ -308,7 +287,7 @@ template <class Lean, class Stock>
 void replace(const Tensor& result) {
   const auto& node = result.grad_fn();
   if (!node || typeid(*node) != typeid(Stock) || result.layout() != at::kStrided ||
-      result.nbytes() < least_bytes.load(std::memory_order_relaxed) ||
+      result.nbytes() < least_lean_bytes() ||
       torch::autograd::AnomalyMode::is_enabled()) {
     return;
   }
@@ -343,29 +322,14 @@ const std::vector<Row>& rows() {
       row<LeanFunction<stock::SiluBackward0>, stock::SiluBackward0>("aten::silu", "", "SiluBackward0"),
       row<LeanFunction<stock::GeluBackward0>, stock::GeluBackward0>("aten::gelu", "", "GeluBackward0"),
       row<LeanFunction<stock::SoftmaxBackward0>, stock::SoftmaxBackward0>("aten::_softmax", "", "SoftmaxBackward0"),
+      row<LeanFunction<stock::LogSoftmaxBackward0>, stock::LogSoftmaxBackward0>("aten::_log_softmax", "", "LogSoftmaxBackward0"),
+      row<LeanLayerNorm, stock::NativeLayerNormBackward0>("aten::native_layer_norm", "", "NativeLayerNormBackward0"),
+      row<LeanBatchNorm, stock::NativeBatchNormBackward0>("aten::native_batch_norm", "", "NativeBatchNormBackward0"),
   };
   return *all;
 }
 
 }  // namespace
-
-bool is_ours_alone(const Tensor& grad) {
-  size_t holders = 1;
-  if (grad.is_view()) {
-    if (grad._base().use_count() != 1) {
-      return false;
-    }
-    ++holders;
-  }
-  const auto& storage = grad.storage();
-  return grad.use_count() == 1 && storage.use_count() == holders && storage.resizable() &&
-      grad.nbytes() == storage.nbytes() &&
-      grad.strides() == c10::IntArrayRef(c10::contiguous_strides(grad.sizes()));
-}
-
-void set_least_lean_bytes(size_t bytes) {
-  least_bytes = bytes;
-}
 
 MakeLean lean_node_for(const c10::OperatorName& op) {
   for (const auto& row : rows()) {

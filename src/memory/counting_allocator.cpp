@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace retape::detail {
@@ -14,6 +15,19 @@ namespace retape::detail {
 AllocationObserver::~AllocationObserver() = default;
 
 void AllocationObserver::returned(const Allocation&, const at::Tensor&) {}
+
+namespace {
+
+constexpr uint64_t kNobodys = 0;  // older than every observer
+thread_local bool uncounted = false;
+
+}  // namespace
+
+Uncounted::Uncounted() : before_(std::exchange(uncounted, true)) {}
+
+Uncounted::~Uncounted() {
+  uncounted = before_;
+}
 
 // Few observers, short lists: one lock around all of it.
 class Observers {
@@ -56,7 +70,7 @@ class Observers {
 
   std::mutex mutex_;
   std::vector<std::shared_ptr<AllocationObserver>> observers_;
-  uint64_t next_id_ = 0;
+  uint64_t next_id_ = kNobodys + 1;
   c10::Allocator* before_ = nullptr;
 };
 
@@ -89,7 +103,7 @@ class CountingAllocator final : public c10::Allocator {
     if (base == nullptr) {
       return {nullptr, nullptr, &free_counted, c10::Device(c10::kCPU)};
     }
-    const Allocation allocation{bytes, Observers::instance().allocated(bytes)};
+    const Allocation allocation{bytes, uncounted ? kNobodys : Observers::instance().allocated(bytes)};
     std::memcpy(base, &allocation, sizeof(allocation));
     auto* data = base + kHeader;
     return {data, data, &free_counted, c10::Device(c10::kCPU)};

@@ -34,4 +34,16 @@ void stop_observing(const std::shared_ptr<AllocationObserver>& observer);  // id
 
 void tell_returned(const at::Tensor& tensor);  // with storage; nothing is told if nobody knows it
 
+// While it lives, what its thread allocates is told to nobody.
+class Uncounted {
+ public:
+  Uncounted();
+  ~Uncounted();
+  Uncounted(const Uncounted&) = delete;
+  Uncounted& operator=(const Uncounted&) = delete;
+
+ private:
+  const bool before_;
+};
+
 }  // namespace retape::detail

@@ -1,7 +1,10 @@
 // Ops come here below autograd, by a key that nobody in torch 2.13 has a kernel for. It does nothing
 // until a thread includes it.
 #include <retape/dry_run.h>
+#include <retape/flops.h>
 
+#include "memory/counting_allocator.h"
+#include "memory/flops.h"
 #include "record/each_tensor.h"
 #include "record/op_info.h"
 
@@ -10,11 +13,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zero.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
-
-#include <set>
-#include <string>
 
 namespace retape {
 
@@ -111,20 +112,23 @@ const c10::IValue& written(const c10::IValue& arg, const c10::IValue& shape) {
   return arg;
 }
 
-thread_local uint64_t flops_left_out = 0;
+thread_local uint64_t flops_seen = 0;
+thread_local bool is_dry = false;       // else a FlopCounter alone looks on
+thread_local bool is_counted = false;   // what runs is a part of an op that was counted
 
-// The last two tensors are the factors: (batch of) n x k and k x m.
-void count_flops(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  static const auto* products = new std::set<std::string>{
-      "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_"};
-  if (products->count(info.name.name) == 0) {
-    return;
+class Counted {
+ public:
+  explicit Counted(uint64_t flops) : before_(is_counted) {
+    if (!is_counted) {
+      flops_seen += flops;
+    }
+    is_counted |= flops > 0;
   }
-  const size_t first = info.name.name == "aten::mm" || info.name.name == "aten::bmm" ? 0 : 1;
-  const auto& left = args[first].toTensor();
-  const auto& right = args[first + 1].toTensor();
-  flops_left_out += 2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(right.size(-1));
-}
+  ~Counted() { is_counted = before_; }
+
+ private:
+  const bool before_;
+};
 
 // aten::copy_, which has one kernel for all devices, where it would succeed.
 bool is_copy_of_floats(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
@@ -140,6 +144,11 @@ bool is_copy_of_floats(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpInfo& info = detail::op_info(op);
   const auto args = torch::jit::last(*stack, info.arguments);
+  const Counted counted(detail::flops_of(info.name.name, args));
+  if (!is_dry) {
+    op.redispatchBoxed(keys & kBelow, stack);
+    return;
+  }
   if (is_copy_of_floats(info, args)) {
     torch::jit::drop(*stack, info.arguments - 1);
     return;
@@ -148,7 +157,6 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     op.redispatchBoxed(keys & kBelow, stack);  // the key stays on: its parts may be dry
     return;
   }
-  count_flops(info, args);
   torch::jit::Stack shapes;
   for (const auto& arg : args) {
     shapes.push_back(shape_of(arg));
@@ -156,6 +164,8 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard wet(kDryKey);
+    at::DisableRecordFunctionGuard nameless;  // how its shape is found is no part of the step
+    detail::Uncounted uncounted;
     op.callBoxed(&shapes);
   }
   torch::jit::Stack results;
@@ -182,23 +192,45 @@ void install_once() {
   (void)library;
 }
 
+// How many on this thread want to see its ops.
+void look_on(int change) {
+  thread_local int lookers = 0;
+  lookers += change;
+  c10::impl::tls_set_dispatch_key_included(kDryKey, lookers > 0);
+}
+
 }  // namespace
 
-DryRun::DryRun() : was_on_(is_on()), before_(flops_left_out) {
+DryRun::DryRun() : was_on_(is_on()), before_(flops_seen) {
   install_once();
-  c10::impl::tls_set_dispatch_key_included(kDryKey, true);
+  is_dry = true;
+  look_on(1);
 }
 
 DryRun::~DryRun() {
-  c10::impl::tls_set_dispatch_key_included(kDryKey, was_on_);
+  is_dry = was_on_;
+  look_on(-1);
 }
 
 bool DryRun::is_on() {
-  return c10::impl::tls_is_dispatch_key_included(kDryKey);
+  return is_dry;
+}
+
+FlopCounter::FlopCounter() : before_(flops_seen) {
+  install_once();
+  look_on(1);
+}
+
+FlopCounter::~FlopCounter() {
+  look_on(-1);
+}
+
+uint64_t FlopCounter::flops() const {
+  return flops_seen - before_;
 }
 
 uint64_t DryRun::flops() const {
-  return flops_left_out - before_;
+  return flops_seen - before_;
 }
 
 }  // namespace retape

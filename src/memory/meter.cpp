@@ -62,7 +62,8 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
         born.erase(allocation.id);
       }
       auto region = detail::current_region();
-      if (phase == Phase::Forward && bytes > 0) {
+      const bool makes_nodes = phase == Phase::Forward || (phase == Phase::Replay && !detail::is_replaying());
+      if (makes_nodes && bytes > 0) {
         regions.note(region);
       } else if (phase == Phase::Backward && region.empty()) {
         region = regions.of_current_node();

@@ -7,7 +7,8 @@
 
 namespace retape::detail {
 
-Phase current_phase();
+Phase current_phase();  // peers' recomputation is Replay too
+bool is_replaying();    // Retape is
 
 // Name of the region that is recorded or replayed; empty elsewhere.
 std::string current_region();

@@ -75,7 +75,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   } else {
     recorder->run(op, info, below, stack);
     if (info.make_lean != nullptr && recorder->region().policy.impl().lean) {
-      info.make_lean(stack->back().toTensor());
+      info.make_lean(torch::jit::peek(*stack, 0, info.returns).toTensor());
     }
   }
   if (watch != nullptr) {

@@ -3,10 +3,12 @@
 #include "check/examiner.h"
 #include "check/sabotage.h"
 #include "memory/phase.h"
+#include "memory/running_ops.h"
 #include "output_discard/output.h"
 #include "record/interceptor.h"
 #include "recompute/errors.h"
 #include "recompute/region.h"
+#include "replay/replayed.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -237,6 +239,7 @@ c10::Storage Run::result(const Value& value) const {
 void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
   TapeLock lock(tape_);
   op_.region->counters.ops_replayed.add(1);
+  count_replayed(1);
   for (const auto& result : op_.results) {
     if (result.value == nullptr) {
       continue;
@@ -298,7 +301,7 @@ struct Work {
 class Stopwatch {
  public:
   Stopwatch(Tape& tape, Region& region)
-      : tape_(tape), region_(region.timed && current_phase() != Phase::Replay ? &region : nullptr) {
+      : tape_(tape), region_(region.timed && !is_replaying() ? &region : nullptr) {
     if (region_ != nullptr) {
       start_ = Clock::now();
     }
@@ -377,6 +380,7 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
         flags.emplace(*set);
       }
       phase.in(op->region->name);
+      const ReplayedOp named(op->info->name.name);
       Run run(tape, *op, pass, stack);
       if (!run.take_inputs()) {
         break;

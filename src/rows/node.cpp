@@ -2,6 +2,7 @@
 
 #include "output_discard/output.h"
 #include "recompute/errors.h"
+#include "replay/replayed.h"
 #include "rows/backward.h"
 
 #include <c10/core/GradMode.h>
@@ -58,6 +59,7 @@ class RowsBackward final : public torch::autograd::Node {
 
  private:
   void count(uint64_t ops) {
+    count_replayed(ops);
     {
       TapeLock lock(*call_.tape);
       call_.region->counters.ops_replayed.add(ops);
