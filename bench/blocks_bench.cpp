@@ -3,13 +3,20 @@
 //   retape_bench                                    # times, at a size of seconds
 //   retape_bench --dry --d_model=2048 --d_ff=8192   # bytes of the big size, nothing computed
 //   retape_bench --benchmark_filter=swiglu --benchmark_format=json
+//
+// Columns: time of a step (this thread's), forward and backward of it, and delta beside plain's of the
+// same round; peak and bytes held after forward, saved beside plain; GFLOP run; ops replayed; whether
+// gradients are plain's, bit for bit.
 #include "blocks.h"
 
 #include <retape/retape.h>
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <charconv>
+#include <cstring>
+#include <ctime>
 #include <functional>
 #include <iostream>
 #include <optional>
@@ -46,10 +53,20 @@ at::Tensor output_discard(const Stack& stack, at::Tensor x) {
   return x;
 }
 
+at::Tensor in_rows(const Stack& stack, at::Tensor x) {
+  CheckpointOptions options;
+  options.rows = Rows(8, true);
+  for (const auto& block : stack) {
+    x = checkpoint(options, [&](at::Tensor given) { return block->forward(given); }, x);
+  }
+  return x;
+}
+
 struct Method {
   std::string name;
   Apply apply = &plain;
   std::optional<Policy> scope = std::nullopt;  // around the whole forward pass
+  bool rounds = false;                         // sums in another order
 };
 
 const std::vector<Method>& methods() {
@@ -59,6 +76,7 @@ const std::vector<Method>& methods() {
       {"retape lean", &plain, Policy::none()},
       {"retape cheap", std::bind(&scope_per_block, Policy::cheap(), _1, _2)},
       {"retape full", std::bind(&scope_per_block, CheckpointOptions().policy, _1, _2)},
+      {"retape rows", &in_rows, std::nullopt, true},
       {"retape cheap, one scope", &plain, Policy::cheap()},
       {"retape full, one scope", &plain, Policy::full()},
       {"output discard", &output_discard},
@@ -66,7 +84,25 @@ const std::vector<Method>& methods() {
   return *all;
 }
 
-at::Tensor step(const Stack& stack, const at::Tensor& x, const Method& method) {
+struct Times {
+  double forward, backward;  // seconds
+  double total() const { return forward + backward; }
+};
+
+// Of this thread: others that want the machine do not count.
+double seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+}
+
+struct Step {
+  at::Tensor y;
+  Times times;
+};
+
+Step step(const Stack& stack, const at::Tensor& x, const Method& method) {
+  const auto start = seconds();
   std::optional<Recompute> scope;
   if (method.scope) {
     scope.emplace(*method.scope);
@@ -74,14 +110,34 @@ at::Tensor step(const Stack& stack, const at::Tensor& x, const Method& method) {
   auto y = method.apply(stack, x);
   const auto loss = y.square().mean();  // in one expression the square would live through backward
   scope.reset();
-  loss.backward();
-  return y;
+  const auto middle = seconds();
+  const auto seed = at::ones_like(loss);  // that backward() in Python holds one, too, is 4 bytes
+  loss.backward(seed);
+  return {y, {middle - start, seconds() - middle}};
 }
 
-// Bytes of a whole step, parameters and input among them.
-void measure_memory(benchmark::State& state, Stack (*make)(const Size&), const Size& size, const Method& method) {
+std::vector<at::Tensor> leaves_of(const Stack& stack, const at::Tensor& x) {
+  std::vector<at::Tensor> leaves;
+  for (const auto& block : stack) {
+    for (const auto& parameter : block->parameters()) {
+      leaves.push_back(parameter);
+    }
+  }
+  leaves.push_back(x);
+  return leaves;
+}
+
+struct Memory {
+  int64_t peak, held;
+  double flops;
+  uint64_t replayed;
+};
+
+// Bytes of a whole step, parameters and input among them. Nothing is computed.
+Memory memory_of(Stack (*make)(const Size&), const Size& size, const Method& method) {
   DryRun dry;
   MemoryMeter meter;
+  const auto replayed = ops_replayed();
   const auto stack = make(size);
   int64_t parameters = 0;
   for (const auto& block : stack) {
@@ -90,14 +146,68 @@ void measure_memory(benchmark::State& state, Stack (*make)(const Size&), const S
     }
   }
   const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
-  const auto y = step(stack, x, method);
-  state.counters["peak"] = static_cast<double>(meter.peak());
-  state.counters["held"] = static_cast<double>(meter.held() - parameters - static_cast<int64_t>(y.nbytes()));
-  state.counters["GFLOP"] = static_cast<double>(dry.flops()) / 1e9;
+  const auto y = step(stack, x, method).y;
+  return {
+      meter.peak(),
+      meter.held() - parameters - static_cast<int64_t>(y.nbytes()),
+      static_cast<double>(dry.flops()),
+      ops_replayed() - replayed};
+}
+
+std::vector<at::Tensor> gradients_of(const Stack& stack, const at::Tensor& x, const Method& method) {
+  std::vector<at::Tensor> gradients;
+  auto leaves = leaves_of(stack, x);
+  for (auto& leaf : leaves) {
+    leaf.mutable_grad().reset();
+  }
+  step(stack, x, method);
+  for (const auto& leaf : leaves) {
+    gradients.push_back(leaf.grad().contiguous());
+  }
+  return gradients;
+}
+
+bool same_bits(const std::vector<at::Tensor>& left, const std::vector<at::Tensor>& right) {
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (std::memcmp(left[i].const_data_ptr(), right[i].const_data_ptr(), left[i].nbytes()) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// A step of plain beside each of the method's: what slows one slows the other.
+void measure_times(benchmark::State& state, const Stack& stack, const at::Tensor& x, const Method& method) {
+  const auto& plain_method = methods().front();
+  std::vector<double> forward, backward, ratios;
+  for (auto _ : state) {
+    const auto plain = step(stack, x, plain_method).times;
+    const auto times = step(stack, x, method).times;
+    state.SetIterationTime(times.total());
+    forward.push_back(times.forward);
+    backward.push_back(times.backward);
+    ratios.push_back(times.total() / plain.total());
+  }
+  state.counters["forward_ms"] = median(std::move(forward)) * 1e3;
+  state.counters["backward_ms"] = median(std::move(backward)) * 1e3;
+  state.counters["delta_%"] = &method == &plain_method ? 0 : (median(std::move(ratios)) - 1) * 100;
 }
 
 void run(benchmark::State& state, Stack (*make)(const Size&), const Size& size, const Method& method, bool dry) {
-  measure_memory(state, make, size, method);
+  const auto& plain_method = methods().front();
+  const auto memory = memory_of(make, size, method);
+  const auto plain = memory_of(make, size, plain_method);
+  state.counters["peak"] = static_cast<double>(memory.peak);
+  state.counters["held"] = static_cast<double>(memory.held);
+  state.counters["saved_%"] = 100 - 100 * static_cast<double>(memory.peak) / static_cast<double>(plain.peak);
+  state.counters["GFLOP"] = memory.flops / 1e9;
+  state.counters["replayed"] = static_cast<double>(memory.replayed);
   if (dry) {
     for (auto _ : state) {
     }
@@ -106,9 +216,11 @@ void run(benchmark::State& state, Stack (*make)(const Size&), const Size& size, 
   torch::manual_seed(0);
   const auto stack = make(size);
   const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(step(stack, x, method));
-  }
+  scale(stack, x);
+  const bool equal = same_bits(gradients_of(stack, x, plain_method), gradients_of(stack, x, method));
+  state.counters["bitwise"] = equal;
+  state.SetLabel(equal ? "bitwise equal" : method.rounds ? "equal to rounding" : "DIFFERENT");
+  measure_times(state, stack, x, method);
 }
 
 // Takes `--name=123` out of the arguments.
@@ -140,6 +252,7 @@ void take_number(std::vector<char*>& args, const std::string& name, int64_t& num
 int main(int argc, char** argv) {
   std::vector<char*> args(argv, argv + argc);
   const bool dry = take(args, "dry").has_value();
+  at::set_num_threads(1);
   Size size;
   size.d_model = dry ? 2048 : 512;
   size.d_ff = dry ? 8192 : 2048;
@@ -164,6 +277,8 @@ int main(int argc, char** argv) {
           registered->Unit(benchmark::kMillisecond);
           if (dry) {
             registered->Iterations(1);
+          } else {
+            registered->UseManualTime();
           }
         }
       }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import retape
 from retape.bench import blocks, measure, run
 from retape.bench.blocks import BLOCKS, Size
 from retape.bench.methods import METHODS, frontier
@@ -190,17 +191,41 @@ def test_a_block_puts_out_unit_deviation(block: str) -> None:
     assert float(last.std()) == pytest.approx(1, abs=0.02)
 
 
-def test_cpp_counts_the_same_bytes() -> None:
+def cpp_bench(*words: str) -> list[dict]:
     program = Path(__file__).parents[2] / "build/tests/bench/retape_bench"
-    sizes = [f"--{name}={value}" for name, value in SMALL.items()]
-    said = subprocess.run(
-        [program, "--dry", "--benchmark_format=json", *sizes], capture_output=True, check=True
-    )
-    found = json.loads(said.stdout)["benchmarks"]
-    assert len(found) == 6 * 2 * 2 * 7
+    command = [program, "--benchmark_format=json", *words]
+    said = subprocess.run(command, capture_output=True, check=True, text=True)
+    return json.loads(said.stdout)["benchmarks"]
+
+
+@pytest.fixture
+def _stock_nodes_for_small_results():
+    """As they are outside of tests, and in the program."""
+    retape._C.set_least_lean_bytes(1 << 14)
+    yield
+    retape._C.set_least_lean_bytes(0)
+
+
+@pytest.mark.usefixtures("_stock_nodes_for_small_results")
+@pytest.mark.parametrize("size", [SMALL, {}], ids=["small", "full size"])
+def test_cpp_counts_the_same_bytes(size: dict[str, int]) -> None:
+    found = cpp_bench("--dry", *(f"--{name}={value}" for name, value in size.items()))
+    assert len(found) == 6 * 2 * 2 * 8
     for each in found:
         block, layers, dtype, method = each["name"].removesuffix("/iterations:1").split("/")
-        row = row_of(block, Size(layers=int(layers), dtype=dtype, **SMALL), method)
-        told = (each["peak"], each["held"], each["GFLOP"])
-        peak = pytest.approx(row.peak, abs=8)  # Python's backward() holds the loss and its gradient
-        assert told == (peak, row.held, pytest.approx(row.gflop)), each["name"]
+        row = row_of(block, Size(layers=int(layers), dtype=dtype, **size), method)
+        told = (each["peak"], each["held"], each["replayed"])
+        assert told == (row.peak, row.held, row.replayed), each["name"]
+        assert each["GFLOP"] == pytest.approx(row.gflop), each["name"]
+
+
+def test_cpp_has_the_columns_and_bits_of_python() -> None:
+    sizes = [f"--{name}={value}" for name, value in SMALL.items()]
+    found = cpp_bench("--benchmark_filter=/8/", "--benchmark_min_time=0", *sizes)
+    assert len(found) == 6 * 2 * 8
+    columns = {"peak", "held", "saved_%", "GFLOP", "replayed", "bitwise", "forward_ms", "backward_ms", "delta_%"}
+    for each in found:
+        assert columns <= set(each), each
+        if "retape rows" not in each["name"]:
+            assert each["bitwise"] == 1 and each["label"] == "bitwise equal", each["name"]
+        assert each["real_time"] == pytest.approx(each["forward_ms"] + each["backward_ms"], rel=0.01)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -73,6 +77,15 @@ def test_the_peak_of_a_real_model_is_not_above_checkpoints_of_torch(name: str) -
     full = row_of(name, "retape full", "size", dry=True)
     torchs = row_of(name, "torch checkpoint", "size", dry=True)
     assert full.peak <= torchs.peak
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mamba2"])
+def test_transformers_tells_nothing_that_nobody_asked_for(name: str, tmp_path: Path) -> None:
+    """In a process of its own: it says most things once."""
+    command = [sys.executable, "-m", "retape", "bench", "--subject", name, "--quick", "--memory-only"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stderr == ""
+    assert name in said.stdout and "transformers" not in said.stdout
 
 
 def test_every_node_of_a_tree_is_computed_once_and_after_its_children() -> None:

@@ -15,7 +15,7 @@ from tests.python import bench_runs
 from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB, spread
 
 from retape import _artefact, cli
-from retape._progress import progress
+from retape._progress import Part, Remaining, progress
 from retape.bench import cells, report
 from retape.bench.report import axis, pareto, timeline
 from retape.bench.result import (
@@ -209,6 +209,53 @@ def test_the_bar_says_what_runs_and_how_long_still():
     quiet = io.StringIO()
     progress(work, 3, Console(file=quiet, width=100))
     assert quiet.getvalue().strip() == ""
+
+
+def test_how_long_still_is_told_from_what_parts_like_those_to_come_took():
+    now = [0.0]
+    parts = [Part(block, stage, method) for block in "ab" for stage in ("memory", "time") for method in "xy"]
+    left = Remaining(parts, clock=lambda: now[0])
+
+    def after(seconds, part):
+        now[0] += seconds
+        left.begin(part)
+        return left.seconds()
+
+    a_memory, a_time = (Part("a", stage, "x") for stage in ("memory", "time"))
+    assert after(0, a_memory) is None  # nothing has ended
+    assert after(2, Part("a", "memory", "y")) == 2 * 7  # all that is known: x took 2
+    assert after(4, a_time) == (3 + 3) + (2 + 4) + (3 + 3)  # of b: what a took, else the mean
+    assert after(10, Part("a", "time", "y")) == 10 + (2 + 4) + (10 + 10)
+    now[0] += 4
+    assert left.seconds() == 6 + (2 + 4) + (10 + 10)  # it goes on falling while a part runs
+    now[0] += 60
+    assert left.seconds() == 0 + (2 + 4) + (10 + 10)  # and not below nothing
+
+
+def test_parts_that_were_left_out_are_not_waited_for():
+    now = [0.0]
+    parts = [Part("a", "memory", "x"), *[Part("a", "time", "x")] * 8, Part("b", "memory", "x")]
+    left = Remaining(parts, clock=lambda: now[0])
+    left.begin(parts[0])
+    now[0] = 5
+    left.begin(parts[-1])  # x failed on a, and was not timed
+    assert left.seconds() == 5
+
+
+def test_the_bar_shows_the_time_that_is_left_of_parts_of_unlike_length():
+    out = io.StringIO()
+    now = [0.0]
+    parts = [Part("a", "memory", "x"), Part("a", "memory", "y")]
+    left = Remaining(parts, clock=lambda: now[0])
+
+    def work(advance):
+        for part in parts:
+            left.begin(part)
+            advance(part.method)
+            now[0] += 75
+
+    progress(work, 2, Console(file=out, force_terminal=True, width=100), left)
+    assert "0:00:00" in out.getvalue()  # y, too, has taken 75 s
 
 
 def test_csv_has_bytes_and_seconds_and_empty_cells():

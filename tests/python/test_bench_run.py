@@ -45,6 +45,9 @@ def test_every_eager_method_fills_every_column(capsys):
             continue
         filled = ("peak", "held", "forward", "backward", "total", "ratio", "gflop", "equal")
         assert all(row[name] is not None for name in filled), row
+    replayed = {row["method"]: row["replayed"] for row in subject["rows"]}
+    assert replayed["plain"] == 0 and replayed["torch checkpoint"] is None
+    assert min(replayed[name] for name in ("retape full", "retape rows", "output discard")) > 0
     assert {t["method"] for t in subject["timelines"]} >= {"plain", "retape full"}
     assert "w2([silu(w1 x) * w3 x])" in capsys.readouterr().out
 
@@ -57,7 +60,7 @@ def test_a_model_fills_every_column_too(capsys):
     assert [row["method"] for row in subject["rows"]] == list(run.QUICK_METHODS)
     for row in subject["rows"]:
         assert not row["error"] and not row["skipped"], row
-        assert row["peak"] and row["total"] and row["ratio"]
+        assert row["peak"] and row["total"] and row["ratio"] and row["gflop"]
         assert row["equal"] == "bitwise"
     assert subject["timelines"]
     assert "tree_lstm, float32" in capsys.readouterr().out
@@ -129,7 +132,7 @@ def test_what_was_measured_is_printed_and_saved_when_the_next_subject_is_killed(
 def test_every_step_that_takes_time_is_announced_before_it_runs(capsys, monkeypatch, words):
     told = []
 
-    def watch(work, total, console):
+    def watch(work, total, console, remaining):
         work(told.append)
         told.append(total)
 

@@ -173,14 +173,15 @@ def test_on_a_terminal_there_is_one_live_line(program: Program, tmp_path: Path) 
     assert b"\r" in shown
 
 
-# Three times the parameters. Plain, the small one needs 69 MiB and the large one 211; with Retape the
-# large one needs 32.
-SMALL, LARGE, LIMIT = 4, 13, "90MiB"
+# By layers. Plain, MOST is the largest that fits into the limit; LARGE has three times its parameters.
+PARAMETERS = {5: 262_592, 6: 312_576, 16: 812_416}
+MOST, MORE, LARGE = PARAMETERS
+LIMIT = "90MiB"
 
 
 @pytest.mark.parametrize(
     ("layers", "policy", "fits"),
-    [(SMALL, "none", True), (LARGE, "none", False), (LARGE, "full", True)],
+    [(MOST, "none", True), (MORE, "none", False), (LARGE, "full", True)],
 )
 def test_a_model_three_times_as_large_fits_into_the_same_hard_limit(
     program: Program, layers: int, policy: str, fits: bool, tmp_path: Path
@@ -189,8 +190,8 @@ def test_a_model_three_times_as_large_fits_into_the_same_hard_limit(
     words += ["--policy", policy, "--memory-limit", LIMIT, "--out", tmp_path]
     ended = program.in_process(*words)
     result = json.loads((tmp_path / "report.json").read_text())["result"]
-    assert result["parameters"] == {SMALL: 212_608, LARGE: 662_464}[layers]
-    assert 662_464 > 3 * 212_608
+    assert result["parameters"] == PARAMETERS[layers]
+    assert PARAMETERS[LARGE] > 3 * PARAMETERS[MOST] and MORE == MOST + 1
     if fits:
         assert ended.code == 0, ended.err
         assert step_of(tmp_path) == 2

@@ -21,7 +21,7 @@ _LEGEND = {
     "total": "Times: median ± half the distance between the quartiles, of interleaved rounds.",
     "saved": "Saved: beside plain.",
     "time": "Time delta: beside plain, of the same round.",
-    "GFLOP": "GFLOP: of matrix products.",
+    "GFLOP": "GFLOP: of matrix products, convolutions and fused attention.",
     "bits": "Bits: gradients and buffers beside plain's.",
 }
 

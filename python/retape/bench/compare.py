@@ -48,7 +48,7 @@ METRICS = {
     "forward": Metric(lambda row: row.forward, format_seconds, "seconds", True),
     "backward": Metric(lambda row: row.backward, format_seconds, "seconds", True),
     "total": Metric(lambda row: row.total, format_seconds, "seconds", True),
-    "gflop": Metric(lambda row: row.gflop, "{:.2f}".format, "of matrix products"),
+    "gflop": Metric(lambda row: row.gflop, "{:.2f}".format, "that were run"),
     "replayed": Metric(lambda row: row.replayed, "{:.0f}".format, "ops"),
 }
 

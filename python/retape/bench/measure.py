@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 import retape
+from retape import _C
 from retape._bits import same_bits
 from retape._text import quartiles
-from retape.bench import methods, timing
+from retape.bench import timing
 from retape.bench.methods import Method
 from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Event, Row, Timeline
 from retape.bench.task import Make, Task
@@ -35,33 +36,31 @@ def _step(make: Make, method: Method) -> Task:
 
 def memory(make: Make, method: Method, row: Row, dry: bool) -> None:
     """Fills in peak, held, GFLOP and ops replayed."""
-    with _maybe_dry(dry) as run, retape.memory.Meter() as meter, methods.scopes() as scopes:
+    before = _C.ops_replayed()
+    with _maybe_dry(dry), retape.memory.Flops() as count, retape.memory.Meter() as meter:
         task = _step(make, method)
         row.held = meter.held - task.resident()
-        replayed = sum(scope.stats.ops_replayed for scope in scopes)
         del task
     row.peak = meter.peak
-    row.gflop = run.flops / 1e9 if run is not None else None
-    row.replayed = replayed if method.family in ("plain", "retape") else None
+    row.gflop = count.flops / 1e9 if method.is_eager else None  # compiled code calls no ops
+    row.replayed = _C.ops_replayed() - before if method.replays else None
 
 
 def timeline(make: Make, method: Method, dry: bool) -> Timeline:
+    """Of the step alone; what was there before it is in the bytes that are live."""
     with _maybe_dry(dry), retape.memory.Meter(timeline=True) as meter:
-        _step(make, method)
+        task = make()
+        before = len(meter.timeline)
+        method.with_names(task).loss(task).backward()
+        made = meter.timeline[before:]
     events = [
-        Event(e.bytes, e.current, e.id, KINDS[e.phase], e.op, e.region, e.shape)
-        for e in meter.timeline
+        Event(e.bytes, e.current, e.id, KINDS[e.phase], e.op, e.region, e.shape) for e in made
     ]
     return Timeline(method.name, events)
 
 
-@contextlib.contextmanager
-def _maybe_dry(dry: bool) -> Iterator[retape.memory.Dry | None]:
-    if not dry:
-        yield None
-        return
-    with retape.memory.Dry() as run:
-        yield run
+def _maybe_dry(dry: bool) -> contextlib.AbstractContextManager[object]:
+    return retape.memory.Dry() if dry else contextlib.nullcontext()
 
 
 def after_step(make: Make, method: Method) -> After:

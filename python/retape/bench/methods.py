@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import retape
 from retape._recompute import REGION
-from retape.bench.task import Apply, Layers, Task, plain
+from retape.bench.task import Apply, Layers, Named, Task, name_of, plain
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,20 @@ class Method:
     def loss(self, task: Task) -> torch.Tensor:
         with self.scope():
             return task.loss(self.apply)
+
+    def with_names(self, task: Task) -> Method:
+        """The same, with names of layers in a timeline."""
+
+        def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+            named = [Named(layer, task.path(layer) or f"layer {i}") for i, layer in enumerate(layers)]
+            return self.apply(named, x)
+
+        return replace(self, apply=apply)
+
+    @property
+    def replays(self) -> bool:
+        """Ops, if any: others run functions again."""
+        return self.family in ("plain", "retape") or self.name == "output discard"
 
     @property
     def missing(self) -> str:
@@ -75,27 +89,6 @@ def _around_inner(call: Callable[..., Any]) -> Apply:
 
 # ---- Retape
 
-_seen: list[list[Any]] = []
-
-
-@contextlib.contextmanager
-def scopes() -> Iterator[list[Any]]:
-    """Every scope that a method opens meanwhile, or what else counts what is replayed."""
-    found: list[Any] = []
-    _seen.append(found)
-    try:
-        yield found
-    finally:
-        _seen.remove(found)
-
-
-def _scope(policy: Any, name: str) -> Any:
-    scope = retape.recompute(policy, name)
-    for found in _seen:
-        found.append(scope)
-    return scope
-
-
 # What `selective` drops too: on a CPU, random numbers take longer than memory does.
 RANDOM = retape.Policy.cheap().drop_ops(["aten::bernoulli_"])
 
@@ -106,10 +99,7 @@ def _scope_per_block(policy: Any) -> Apply:
 
 def _in_rows(slices: int) -> Apply:
     def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        rows = retape.Rows(slices, strict=True)
-        for found in _seen:
-            found.append(rows)
-        return retape.checkpoint(layer, x, rows=rows)
+        return retape.checkpoint(layer, x, rows=retape.Rows(slices, strict=True))
 
     return _around_block(call)
 
@@ -124,7 +114,7 @@ def _scopes(policy_of: Callable[[int, int], Any]) -> Apply:
 
     def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
         for i, layer in enumerate(layers):
-            with _scope(policy_of(i, len(layers)), f"layer {i}"):
+            with retape.recompute(policy_of(i, len(layers)), name_of(layer, i)):
                 x = layer(x)
         return x
 
@@ -231,7 +221,7 @@ def _megatron(layers: Layers, x: torch.Tensor) -> torch.Tensor:
 
 
 def _one_scope(name: str, policy: str) -> Method:
-    return Method(name, "retape", "model", scope=functools.partial(_scope, policy, "model"))
+    return Method(name, "retape", "model", scope=functools.partial(retape.recompute, policy, "model"))
 
 
 METHODS: dict[str, Method] = {

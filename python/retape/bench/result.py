@@ -29,7 +29,7 @@ class Row:
     backward: Spread | None = None
     total: Spread | None = None
     ratio: Spread | None = None  # of the total to plain's, round by round
-    gflop: float | None = None  # of matrix products
+    gflop: float | None = None  # of matrix products, convolutions and fused attention
     equal: str | None = None  # gradients and buffers beside plain's: BITWISE, CLOSE or DIFFERENT
     differs: list[str] = field(default_factory=list)  # names of those that make it so
     replayed: int | None = None  # ops

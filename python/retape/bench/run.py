@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from retape._progress import progress
+from retape._progress import Part, Remaining, progress
 from retape._text import Exit, make_console, offer
 from retape.bench import measure, methods, report, timing
 from retape.bench.blocks import BLOCKS, BlockTask, Size
@@ -31,6 +31,7 @@ SIZES = {
     "batch": "sequences",
     "sequence": "tokens of each sequence",
 }
+TIME_OF = "time of "  # a stage of the bar; the other, memory and gradients, has no name
 TIMELINES = ("plain", "retape cheap", "retape full", "torch checkpoint")
 
 
@@ -100,10 +101,14 @@ class Entry:
     dry: bool
     rounds: int  # 0: no times
 
-    def parts(self) -> int:
+    def part(self, stage: str, method: str) -> Part:
+        return Part(self.subject.key, stage, method)
+
+    def parts(self) -> list[Part]:
         """For the progress bar. A method that runs is timed once to warm up, and once in each round."""
-        runs = sum(not method.missing for method in self.methods)
-        return len(self.methods) + runs * (1 + self.rounds) * bool(self.rounds)
+        runs = [method.name for method in self.methods if not method.missing]
+        timed = [self.part(TIME_OF, name) for name in runs] * (1 + self.rounds)
+        return [self.part("", method.name) for method in self.methods] + timed * bool(self.rounds)
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
@@ -112,16 +117,23 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     result = Run()
     measured: list[timing.Times] = []
 
+    parts = [part for entry in entries for part in entry.parts()]
+    remaining = Remaining(parts)
+
     def all_of_it(advance: Callable[[str], None]) -> None:
+        def begin(part: Part) -> None:
+            remaining.begin(part)
+            advance(f"{part.subject}: {part.stage}{part.method}")
+
         for number, entry in enumerate(entries, 1):
-            measured.extend(_measure(entry, advance))
+            measured.extend(_measure(entry, begin))
             result.subjects.append(entry.subject)
             report.terminal.print_subject(entry.subject, console)
             unfinished = f"not finished: {number} of {len(entries)} subjects were measured"
             args.save(report.exit_code(result), Run(result.subjects, [unfinished]).to_dict())
 
     with torch.random.fork_rng(devices=[]):
-        progress(all_of_it, sum(entry.parts() for entry in entries), console)
+        progress(all_of_it, len(parts), console, remaining)
     result.warnings = timing.noise_warnings(measured) if measured else []
     return report.finish(result, asked, args, console)
 
@@ -250,13 +262,13 @@ def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[s
     args.parser.exit(Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {there_is}\n")
 
 
-def _measure(entry: Entry, advance: Callable[[str], None]) -> list[timing.Times]:
+def _measure(entry: Entry, begin: Callable[[Part], None]) -> list[timing.Times]:
     """Fills in the subject. Times, for what they say about the machine."""
     subject = entry.subject
     expected: measure.After | None = None
     rows: dict[str, Row] = {}
     for method in entry.methods:
-        advance(f"{subject.key}: {method.name}")
+        begin(entry.part("", method.name))
         row = Row(
             method.name,
             method.family,
@@ -287,7 +299,7 @@ def _measure(entry: Entry, advance: Callable[[str], None]) -> list[timing.Times]
             runs,
             rows,
             entry.rounds,
-            lambda name: advance(f"{subject.key}: time of {name}"),
+            lambda name: begin(entry.part(TIME_OF, name)),
         )
     subject.timelines = [
         measure.timeline(entry.memory, method, entry.dry) for method in runs if method.name in TIMELINES

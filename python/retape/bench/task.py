@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from retape import memory
+
 Layers = Sequence[Callable[[torch.Tensor], torch.Tensor]]
 Apply = Callable[[Layers, torch.Tensor], torch.Tensor]  # calls layers in order, each with the last result
 
@@ -15,6 +17,29 @@ def plain(layers: Layers, x: torch.Tensor) -> torch.Tensor:
     for layer in layers:
         x = layer(x)
     return x
+
+
+class Named:
+    """A layer that has a name in timelines, of its module where it is one. Peers may call its parts."""
+
+    def __init__(self, layer: Any, name: str) -> None:
+        self.layer, self.name = layer, name
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        with memory.region(self.name):
+            return self.layer(x)
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        with memory.region(self.name):
+            return self.layer.inner(x)
+
+    def outer(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with memory.region(self.name):
+            return self.layer.outer(h, x)
+
+
+def name_of(layer: Any, index: int) -> str:
+    return layer.name if isinstance(layer, Named) else f"layer {index}"
 
 
 class Task:
@@ -29,6 +54,10 @@ class Task:
     def loss(self, apply: Apply) -> torch.Tensor:
         raise NotImplementedError
 
+    def path(self, layer: Any) -> str:
+        """Where the model has it, if that is known."""
+        return ""
+
     def resident(self) -> int:
         """Bytes that are there in any case: no activations."""
         return sum(tensor.nbytes for tensor in (*self.leaves.values(), *self.buffers.values()))
@@ -41,6 +70,11 @@ class ModuleTask(Task):
         self.model = model
         self.leaves = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
+
+    def path(self, layer: Any) -> str:
+        module = getattr(layer, "module", layer)
+        found = next((path for path, each in self.model.named_modules() if each is module), "")
+        return "" if found.isdigit() else found  # a place in a list of layers is no name
 
 
 Make = Callable[[], Task]  # the same one every time: it seeds what it draws

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,8 +24,21 @@ class HuggingFaceTask(ModuleTask):
         self.layers = list(layers)
 
     def loss(self, apply: Apply) -> torch.Tensor:
-        with through(apply, self.layers):
+        with quiet(), through(apply, self.layers):
             return self.model(**self.inputs).loss
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers tells people of defaults; of these models nobody chose any."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextlib.contextmanager
@@ -34,7 +48,8 @@ def through(apply: Apply, layers: Sequence[nn.Module]) -> Iterator[None]:
     forwards = [layer.forward for layer in layers]
 
     def run_all(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return apply([_with(forward, args, kwargs) for forward in forwards], x)
+        called = zip(layers, forwards, strict=True)
+        return apply([_Call(layer, forward, args, kwargs) for layer, forward in called], x)
 
     def pass_on(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return x
@@ -48,11 +63,15 @@ def through(apply: Apply, layers: Sequence[nn.Module]) -> Iterator[None]:
             del layer.forward  # the class has it
 
 
-def _with(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return forward(x, *args, **kwargs)
+@dataclass(frozen=True)
+class _Call:
+    module: nn.Module
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
-    return call
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x, *self.args, **self.kwargs)
 
 
 def _tokens(vocabulary: int, batch: int, tokens: int) -> dict[str, torch.Tensor]:
@@ -146,7 +165,17 @@ def mamba2(
     return HuggingFaceTask(model, _tokens(vocabulary, batch, tokens), model.backbone.layers)
 
 
-_model = partial(Model, needs="transformers")
+def _quietly(make: Callable[..., HuggingFaceTask], **options: Any) -> HuggingFaceTask:
+    with quiet():
+        return make(**options)
+
+
+def _model(
+    name: str, title: str, make: Callable[..., HuggingFaceTask], *sizes: dict[str, Any], dry: bool = True
+) -> Model:
+    return Model(name, title, partial(_quietly, make), *sizes, dry=dry, needs="transformers")
+
+
 
 MODELS = (
     _model(

@@ -1,7 +1,7 @@
 """The report of `retape bench`, from a `retape.bench.result.Run`: what a verb does with one.
 
     def add_arguments(parser):
-        report.add_arguments(parser)             # --markdown, --csv, --html, --compare, --fail
+        report.add_arguments(parser)             # --markdown, --csv, --html, --compare, --fail, --judge
 
     def run(args, console):
         asked = report.check(args)               # exits with 2 before minutes of work
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from retape import UsageError, _artefact
 from retape._text import Exit
-from retape.bench import compare
+from retape.bench import compare, judge
 from retape.bench.report import csv, markdown, page, terminal
 from retape.bench.result import Run
 
@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="PATH", help="one page with plots, timelines, tables and the machine in it"
     )
     compare.add_arguments(parser)
+    parser.add_argument(
+        "--judge",
+        action="store_true",
+        help="times of blocks beside their limits (docs/bench.md): exit with 3 where one is broken",
+    )
 
 
 def check(args: argparse.Namespace) -> Asked:
@@ -94,8 +99,13 @@ def finish(
         found = compare.compare(asked.baseline, new, asked.rules or compare.SHOWN)
         compare.print_comparison(found, console)
         result["compare"] = found.to_dict()
-        if asked.rules and code is Exit.OK:
-            code = found.exit_code()
+        if asked.rules:
+            code = judge.worst([code, found.exit_code()])
+    if args.judge:
+        judged = judge.judge(run)
+        judge.print_judgement(judged, console)
+        result["judge"] = judged.to_dict()
+        code = judge.worst([code, judged.exit_code()])
     return code, result
 
 

@@ -5,8 +5,9 @@
   let again = null; // what the keyboard asked for: shown anew where it is after scrolling
 
   const bytes = (count) => {
-    for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-      if (count >= unit) return `${(count / unit).toFixed(1)} ${name}`;
+    // From 100 GiB on; methods differ by some MiB where a step needs some GiB, as in the tables.
+    for (const [from, unit, name] of [[100 * 2 ** 30, 2 ** 30, "GiB"], [2 ** 20, 2 ** 20, "MiB"], [2 ** 10, 2 ** 10, "KiB"]]) {
+      if (count >= from) return `${(count / unit).toFixed(1)} ${name}`;
     }
     return `${count} B`;
   };
