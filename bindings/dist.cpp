@@ -18,6 +18,17 @@ using Span = std::pair<int64_t, int64_t>;
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 constexpr auto kNoGil = py::call_guard<py::gil_scoped_release>();
 
+// The last who holds a group waits for its threads, which may wait for the GIL to let go of a tensor.
+struct DeleteWithoutGil {
+  template <typename T>
+  void operator()(T* held) const {
+    const py::gil_scoped_release no_gil;
+    delete held;
+  }
+};
+template <typename T>
+using Holder = std::unique_ptr<T, DeleteWithoutGil>;
+
 void bind_topology(py::module_& module) {
   py::class_<Pool>(module, "Pool", "Ranks with a name, and the rows that each has; evenly cut unless said.")
       .def(
@@ -47,9 +58,28 @@ void bind_topology(py::module_& module) {
       .def("__len__", &Pool::size);
 
   py::class_<Topology>(module, "Topology", "Which ranks there are, and which rows of the batch each pool gives them.")
-      .def(py::init<int64_t, std::vector<Pool>>(), py::arg("rows"), py::arg("pools"))
+      .def(
+          py::init([](int64_t rows, std::vector<Pool> pools, const py::dict& groups) {
+            std::vector<NamedRanks> named;
+            for (const auto& [name, ranks] : groups) {
+              named.push_back({name.cast<std::string>(), ranks.cast<std::vector<int>>()});
+            }
+            return Topology(rows, std::move(pools), std::move(named));
+          }),
+          py::arg("rows"), py::arg("pools"), py::arg("groups") = py::dict())
       .def_property_readonly("rows", &Topology::rows)
       .def_property_readonly("pools", &Topology::pools)
+      .def_property_readonly(
+          "groups",
+          [](const Topology& topology) {
+            py::dict groups;
+            for (const auto& [name, ranks] : topology.groups()) {
+              groups[py::cast(name)] = ranks;
+            }
+            return groups;
+          },
+          "Ranks by name, beside pools.")
+      .def("ranks_of", &Topology::ranks_of, py::arg("name"), "A pool's ranks, or a group's.")
       .def_property_readonly("world_size", &Topology::world_size)
       .def("pool", &Topology::pool, py::arg("name"))
       .def(
@@ -74,9 +104,9 @@ Group group_of(
 }
 
 void bind_group(py::module_& module) {
-  py::class_<Pending>(module, "Pending", "A call under way.").def("wait", &Pending::wait, kNoGil);
+  py::class_<Pending, Holder<Pending>>(module, "Pending", "A call under way.").def("wait", &Pending::wait, kNoGil);
 
-  py::class_<Group>(module, "Group")
+  py::class_<Group, Holder<Group>>(module, "Group")
       .def_static("_of", &group_of, kNoGil)
       .def_static("alone", &Group::alone, py::arg("name"), py::arg("rank") = 0, "This process alone.")
       .def_property_readonly("name", &Group::name)
@@ -104,7 +134,7 @@ void bind_group(py::module_& module) {
 }
 
 void bind_sums(py::module_& module) {
-  py::class_<SumReducer>(module, "SumReducer")
+  py::class_<SumReducer, Holder<SumReducer>>(module, "SumReducer")
       .def(
           py::init([](const Group& group, int64_t bucket_bytes, std::optional<at::ScalarType> wire, bool check_finite) {
             return SumReducer(group, ReducerOptions{bucket_bytes, wire, check_finite});
@@ -120,6 +150,12 @@ void bind_sums(py::module_& module) {
       .def("wait", &SumReducer::wait, kNoGil);
 
   module.def(
+      "sum_async",
+      [](const std::string& name, const at::Tensor& tensor, const Group& group, const std::string& contents) {
+        return sum_async(name, Partial<at::Tensor>(tensor), group, contents);
+      },
+      kNoGil);
+  module.def(
       "contribute_once",
       [](const std::string& name, const at::Tensor& value, const Group& group, int owner) {
         return contribute_once(name, Replicated<at::Tensor>(value), group, owner).value();
@@ -127,11 +163,16 @@ void bind_sums(py::module_& module) {
       kNoGil);
   py::class_<GlobalCount>(module, "GlobalCount", "How many there are on all ranks. Made by count_global alone.")
       .def_property_readonly("value", &GlobalCount::value)
+      .def_property_readonly("ranks", &GlobalCount::ranks, "That have counted.")
       .def("__int__", &GlobalCount::value)
       .def("__repr__", [](const GlobalCount& count) { return "GlobalCount(" + std::to_string(count.value()) + ")"; });
   module.def("count_global", &count_global, py::arg("name"), py::arg("local"), py::arg("group"), kNoGil);
   module.def(
-      "normalize", [](const at::Tensor& sum, GlobalCount count) { return normalize(sum, count).value(); }, kNoGil);
+      "normalize",
+      [](const at::Tensor& sum, const GlobalCount& count, const std::optional<Group>& group) {
+        return (group ? normalize(sum, count, *group) : normalize(sum, count)).value();
+      },
+      kNoGil);
   module.def("global_residual", &global_residual, py::arg("name"), py::arg("local"), py::arg("group"), kNoGil);
   module.def(
       "clip_grad_norm",
@@ -147,7 +188,7 @@ void bind_sums(py::module_& module) {
 }
 
 void bind_edge(py::module_& module) {
-  py::class_<Edge>(module, "Edge", "Values that go from one pool to another by rows, and gradients that come back.")
+  py::class_<Edge, Holder<Edge>>(module, "Edge", "Values that go from one pool to another by rows, and gradients that come back.")
       .def(
           py::init([](std::string name, const Topology& topology, const std::string& from, const std::string& to,
                       const Group& both, std::optional<at::ScalarType> wire) {

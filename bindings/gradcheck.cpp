@@ -112,19 +112,32 @@ GradReport run(
 void bind_case(py::module_& module) {
   py::class_<Case>(module, "Case", "One configuration in which a step is run.")
       .def(
-          py::init<dist::Topology, std::map<std::string, double>, at::ScalarType, std::optional<at::ScalarType>, int, uint64_t>(),
+          py::init<dist::Topology, std::map<std::string, double>, at::ScalarType, std::optional<at::ScalarType>, int, uint64_t, int>(),
           py::arg("topology"),
           py::arg("terms"),
           py::arg("dtype") = at::kDouble,
           py::arg("wire") = py::none(),
           py::arg("steps") = 0,
-          py::arg("seed") = 0)
+          py::arg("seed") = 0,
+          py::arg("microbatches") = 1)
       .def_readonly("topology", &Case::topology)
       .def_readonly("terms", &Case::terms, "Coefficient of each term of the loss; 0: not computed.")
       .def_readonly("dtype", &Case::dtype, "Of parameters and computation.")
       .def_readonly("wire", &Case::wire, "dtype of what travels between ranks; None: dtype.")
       .def_readonly("steps", &Case::steps, "Of the optimizer; 0: gradients only.")
-      .def_readonly("seed", &Case::seed);
+      .def_readonly("seed", &Case::seed)
+      .def_readonly("microbatches", &Case::microbatches, "That a step which accumulates takes its rows in.")
+      .def(
+          "cut",
+          [](const Case& what, std::pair<int64_t, int64_t> rows) {
+            std::vector<std::pair<int64_t, int64_t>> parts;
+            for (const auto& part : what.cut({rows.first, rows.second})) {
+              parts.emplace_back(part.begin, part.end);
+            }
+            return parts;
+          },
+          py::arg("rows"),
+          "(begin, end) of a rank, by microbatch, of very different sizes.");
 }
 
 void bind_options(py::module_& module) {
@@ -170,6 +183,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("dtypes", &GradCheckOptions::dtypes)
       .def_readwrite("wire", &GradCheckOptions::wire)
       .def_readwrite("steps", &GradCheckOptions::steps)
+      .def_readwrite("microbatches", &GradCheckOptions::microbatches)
       .def_readwrite("ragged", &GradCheckOptions::ragged)
       .def_readwrite("mutations", &GradCheckOptions::mutations)
       .def_readwrite("tolerance", &GradCheckOptions::tolerance)

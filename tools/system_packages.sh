@@ -3,7 +3,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache libboost-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev
-  libgloo-dev)
+  libgloo-dev nlohmann-json3-dev)
 command -v python3 >/dev/null || packages+=(python3)
 python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 python3 -c 'import os, sysconfig; exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \

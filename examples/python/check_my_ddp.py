@@ -1,8 +1,8 @@
 """Is my data-parallel gradient right? A DDP script whose ranks have different numbers of tokens.
 
-torchrun --nproc-per-node 4 check_my_ddp.py              # trains
-retape gradcheck check_my_ddp:as_it_was --ranks 4        # different
-retape gradcheck check_my_ddp:factory --ranks 4          # equal
+torchrun --rdzv-backend=retape --nproc-per-node 4 check_my_ddp.py       # trains
+retape gradcheck check_my_ddp:as_it_was --ranks 4                       # different
+retape gradcheck check_my_ddp:factory --ranks 4                         # equal
 """
 
 import os
@@ -10,6 +10,8 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -89,10 +91,7 @@ def check(step) -> rd.GradCheck:
         begin, end = case.topology.pool("ranks").shards[dist.get_rank()]
         return rd.gradients_of(step(sentences(begin, end), case.dtype))
 
-    ranks = dist.get_world_size()
-    pool = rd.Pool("ranks", list(range(ranks)))
-    topologies = {str(ranks): rd.Topology(ROWS, [pool])}
-    return rd.GradCheck(reference, distributed, terms={"loss": 1.0}, topologies=topologies)
+    return rd.GradCheck(reference, distributed, terms={"loss": 1.0}, rows=ROWS)
 
 
 def factory():
@@ -105,6 +104,22 @@ def as_it_was():
 
 def half_way():
     return check(step_half_way)
+
+
+# ---- the same under FSDP2 ------------------------------------------------------------------------
+
+
+def sharded():
+    def distributed(case):
+        begin, end = case.topology.pool("ranks").shards[dist.get_rank()]
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = rd.fsdp_sums(fully_shard(build(case.dtype), mesh=mesh))  # 1: FSDP sums
+        total, tokens = errors(model, sentences(begin, end))
+        count = rd.count_global("tokens", tokens, rd.Group())  # 2
+        rd.normalize(total, count).value.backward()  # 3
+        return {name: part.full_tensor() for name, part in rd.gradients_of(model).items()}
+
+    return rd.GradCheck(reference, distributed, terms={"loss": 1.0}, rows=ROWS)
 
 
 # ---- training ------------------------------------------------------------------------------------

@@ -16,15 +16,15 @@ class BlockRank {
       : rank_(rank),
         name_(block_name(block)),
         sites_(rank.sites_of_block(block)),
-        pool_(rank.pool(name_)),
-        layerwise_(rank.layerwise()),
+        pool_(rank.placement.group(name_)),
+        layerwise_(rank.placement.group("layerwise")),
         components_(rank.config, rank.run.seed, rank.run.dtype),
         owned_(components_.named(rank.target.sites(), sites_.begin, sites_.end), rank.config) {
     if (rank.weight("stoch") != 0) {
       from_ci_ = rank.lower_edge(name_);
     }
     if (rank.weight("ppgd") != 0 && pool_.leads()) {
-      link_ = rank.link(block);
+      link_ = rank.placement.group(link_name(block));
     }
   }
 
@@ -67,7 +67,7 @@ class BlockRank {
     const auto low = from_ci_->receive("lower", like);
     Reconstruction reconstruction(rank_.target, rank_.config, rank_.batch(name_, step));
     const auto error =
-        reconstruction.stoch_error(components_, low, sites_, rank_.run.seed, step, rank_.rows_in(name_));
+        reconstruction.stoch_error(components_, low, sites_, rank_.run.seed, step, rank_.placement.rows(name_));
     const auto count = count_global("stoch count", reconstruction.count(), pool_);
     const double each = rank_.weight("stoch") / static_cast<double>(rank_.target.sites().size());
     loss = loss + normalize(error, count) * each;

@@ -16,7 +16,7 @@ class CiRank {
  public:
   explicit CiRank(const Rank& rank)
       : rank_(rank),
-        pool_(rank.pool("ci")),
+        pool_(rank.placement.group("ci")),
         ci_(rank.config, rank.run.seed, rank.run.dtype),
         theta_(ci_.named(), rank.config) {
     for (int b = 0; b < rank.sizes.blocks && rank.weight("stoch") != 0; ++b) {

@@ -24,7 +24,22 @@ retape::dist::Topology make_topology(PoolSizes sizes, int64_t rows) {
     pools.push_back(pool(block_name(b), sizes.per_block));
   }
   pools.push_back(pool("ppgd", sizes.ppgd));
-  return retape::dist::Topology(rows, std::move(pools));
+  const auto& ci = pools.front().ranks;
+  const auto& ppgd = pools.back().ranks;
+  const auto joined = [](std::vector<int> a, const std::vector<int>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  retape::dist::NamedRanks layerwise{"layerwise", {}};
+  std::vector<retape::dist::NamedRanks> groups{{edge_name("ppgd"), joined(ci, ppgd)}};
+  for (int b = 0; b < sizes.blocks; ++b) {
+    const auto& block = pools[static_cast<size_t>(b) + 1];
+    layerwise.ranks = joined(layerwise.ranks, block.ranks);
+    groups.push_back({edge_name(block.name), joined(ci, block.ranks)});
+    groups.push_back({link_name(b), joined({block.leader()}, ppgd)});
+  }
+  groups.push_back(std::move(layerwise));
+  return retape::dist::Topology(rows, std::move(pools), std::move(groups));
 }
 
 PoolSizes sizes_of(const retape::dist::Topology& topology, size_t sites) {
@@ -41,16 +56,16 @@ PoolSizes sizes_of(const retape::dist::Topology& topology, size_t sites) {
   return sizes;
 }
 
-std::string group_name(const std::string& name, const std::vector<int>& ranks) {
-  std::string text = name;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? " " : ",") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 std::string block_name(int block) {
   return "block" + std::to_string(block);
+}
+
+std::string edge_name(const std::string& to) {
+  return "ci+" + to;
+}
+
+std::string link_name(int block) {
+  return block_name(block) + "+ppgd";
 }
 
 SiteRange sites_of_block(int block, int blocks, size_t sites) {

@@ -4,14 +4,17 @@
 //   block b  owns V and U of some sites. Computes faith and stoch of those
 //   ppgd     owns nothing: a copy of all V and U, sources of its rows. Computes ppgd
 //
-// Every pool cuts the batch for itself.
+// Every pool cuts the batch for itself. Groups beyond pools: "layerwise", all blocks; "ci+block0" and so on,
+// both ends of an edge; "block0+ppgd", the block's leader and then ppgd.
 #pragma once
 
-#include <retape/dist/topology.h>
+#include <retape/dist/placement.h>
 
 #include <three_pool/losses.h>
 
 namespace three_pool {
+
+using retape::dist::group_name;
 
 struct PoolSizes {
   int ci = 1, per_block = 1, blocks = 1, ppgd = 1;
@@ -26,10 +29,9 @@ retape::dist::Topology make_topology(PoolSizes sizes, int64_t rows = 24);
 // UsageError: pools are not those of make_topology, or there are more blocks than sites.
 PoolSizes sizes_of(const retape::dist::Topology& topology, size_t sites);
 
-// The name of a group of ranks; one world can have several topologies, so it says which ranks.
-std::string group_name(const std::string& name, const std::vector<int>& ranks);
-
 std::string block_name(int block);
+std::string edge_name(const std::string& to);
+std::string link_name(int block);
 SiteRange sites_of_block(int block, int blocks, size_t sites);
 
 }  // namespace three_pool

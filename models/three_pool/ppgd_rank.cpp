@@ -14,12 +14,12 @@ class PpgdRank {
  public:
   explicit PpgdRank(const Rank& rank)
       : rank_(rank),
-        pool_(rank.pool("ppgd")),
+        pool_(rank.placement.group("ppgd")),
         from_ci_(rank.lower_edge("ppgd")),
         components_(rank.config, rank.run.seed, rank.run.dtype),
-        sources_(rank.config, rank.run.seed, rank.rows_in("ppgd"), rank.run.dtype) {
+        sources_(rank.config, rank.run.seed, rank.placement.rows("ppgd"), rank.run.dtype) {
     for (int b = 0; b < rank.sizes.blocks; ++b) {
-      links_.push_back(rank.link(b));
+      links_.push_back(rank.placement.group(link_name(b)));
     }
   }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <retape/dist/edge.h>
-#include <retape/dist/group.h>
+#include <retape/dist/placement.h>
 
 #include <three_pool/owned.h>
 #include <three_pool/trainer.h>
@@ -11,7 +11,7 @@ namespace three_pool {
 
 struct Rank {
   const retape::dist::Case& run;
-  const retape::dist::World& world;
+  retape::dist::Placement placement;
   const Config& config;
   PoolSizes sizes;
   Target target;
@@ -20,14 +20,8 @@ struct Rank {
 
   double weight(const char* term) const { return weight_of(run, term); }
   SiteRange sites_of_block(int block) const;
-  retape::dist::RowRange rows_in(const std::string& pool) const;
   Tensor batch(const std::string& pool, int step) const;  // this rank's rows of it
 
-  // Groups, for their members.
-  retape::dist::Group group(const std::string& name, const std::vector<int>& ranks) const;
-  retape::dist::Group pool(const std::string& name) const;
-  retape::dist::Group layerwise() const;        // all blocks
-  retape::dist::Group link(int block) const;    // the block's leader, then ppgd
   retape::dist::Edge lower_edge(const std::string& to) const;  // from ci
 
   // Tensors that the member `from` of a group has, on all members; in the wire dtype, as one message.
@@ -35,7 +29,7 @@ struct Rank {
       const std::string& name, const retape::dist::Group& group, int from, std::vector<Tensor> tensors) const;
 };
 
-// Indices in Rank::link.
+// Indices in the group link_name(block).
 inline constexpr int kBlockLeader = 0, kPpgdLeader = 1;
 
 // All steps of a rank of such a pool.

@@ -33,9 +33,9 @@ class Reference {
     if (run_.steps > 0) {
       theta_.step();
       owned_.step();
-      theta_.report_parameters(outcome);
-      owned_.report_parameters(outcome);
     }
+    theta_.report_parameters(outcome);
+    owned_.report_parameters(outcome);
   }
 
  private:

@@ -22,6 +22,15 @@
 // Every sum is a plain sum: who computes a part divides it by a count of all ranks, what all ranks of a
 // block have (faith, gradients of ppgd) is contributed once. No factor of a pool's size is anywhere.
 //
+// It is the trainer of param-decomp#546 in all sums and denominators, and differs from it in two places:
+//
+//   gradients of ppgd in a block   there the leader alone has them, and adds them to its own. Here it hands
+//                                  them to its block, and one of the block contributes them: the same sum,
+//                                  by a broadcast more, and what goes into it is Replicated by type. A
+//                                  contribution on all ranks can then be made, and seen, as a fault
+//   gradients of sources           there divided by the rank's own count, here by that of the batch, as in
+//                                  the reference: Adam's eps tells the two apart (sources.h)
+//
 // Terms are "faith", "imp", "stoch", "ppgd"; one that is missing or 0 is not computed. Gradients are
 // those of the last step, zeros where no term reaches. Norms are "theta" and "V/U".
 #pragma once

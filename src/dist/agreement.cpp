@@ -6,130 +6,197 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <map>
+#include <set>
+#include <thread>
 
 namespace retape::dist::detail {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+// What a gate says.
 constexpr char kAgreed[] = "agreed";
 constexpr char kBad[] = "bad";
 constexpr char kTrouble[] = "trouble";
-// How long texts and answers of ranks that are there may take.
-constexpr Milliseconds kPatience{1000};
+constexpr char kGaveUp[] = "gave up ";  // then after how many milliseconds, and the indices of the absent
+
+// The counter of those who have come counts those who differ in its upper half.
+constexpr int64_t kOneThatDiffers = int64_t{1} << 32;
 
 std::string fingerprint(const Call& call) {
-  const auto hash = XXH3_128bits(call.text.data(), call.text.size());
-  // A complaint has a fingerprint of its own: so the gate is never opened.
-  return std::to_string(hash.high64) + "." + std::to_string(hash.low64) + (call.complaint.empty() ? "" : ".no");
+  const auto all = call.group + "\n" + call.text;
+  const auto hash = XXH3_128bits(all.data(), all.size());
+  return std::to_string(hash.high64) + "." + std::to_string(hash.low64);
 }
 
-// A second group of the same name over the same store must not find the keys of the first.
-std::string prefix_for(c10d::Store& store, const std::string& group, int index) {
-  const auto made = store.add("retape/" + group + "/made/" + std::to_string(index), 1);
-  return "retape/" + group + "/" + std::to_string(made) + "/";
+// What explain_difference compares; a complaint begins with "!".
+std::string group_in(const std::string& said) {
+  return said.substr(0, said.find('\n'));
+}
+std::string text_in(const std::string& said) {
+  return said.substr(said.find('\n') + 1);
+}
+bool is_complaint(const std::string& said) {
+  return said[0] == '!';
+}
+
+using Said = std::map<std::string, std::vector<int>>;
+
+// What most ranks would do; the end where no call has most.
+Said::const_iterator usual_among(const Said& said) {
+  auto usual = said.end();
+  size_t most = 0;
+  for (auto it = said.begin(); it != said.end(); ++it) {
+    if (is_complaint(it->first) || it->second.size() < most) {
+      continue;
+    }
+    usual = it->second.size() > most ? it : said.end();
+    most = it->second.size();
+  }
+  return usual;
 }
 
 }  // namespace
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
-Agreement::Agreement(
-    c10::intrusive_ptr<c10d::Store> store,
-    std::string group,
-    std::vector<int> ranks,
-    int index,
-    Milliseconds timeout,
-    std::function<void()> goes_on)
-    : store_(std::move(store)),
-      group_(std::move(group)),
-      prefix_(prefix_for(*store_, group_, index)),
+Agreement::Agreement(Board board, Board words, std::vector<int> ranks, int index, std::function<void()> goes_on)
+    : board_(std::move(board)),
       ranks_(std::move(ranks)),
       index_(index),
-      timeout_(timeout),
+      words_(std::move(words)),
       goes_on_(std::move(goes_on)),
-      roll_(roll(store_)) {}
+      roll_(board_, ranks_.size()) {}
 
-std::string Agreement::key(const std::string& what) const {
-  return prefix_ + what;
+std::string Agreement::key_at(const std::string& what) const {
+  return what + "/" + std::to_string(sequence());
 }
 
 std::string Agreement::at(const Call& call) const {
-  return "[" + group_ + "] call " + std::to_string(sequence_) + ", " + call.text + ": ";
+  return "[" + call.group + "] call " + std::to_string(sequence()) + ", " + call.text + ": ";
+}
+
+// Where an earlier Agreement of this rank, with the same process group, has ended.
+void Agreement::resume() {
+  resumed_ = true;
+  roll_.join(index_);  // before it comes to a call: who fails in that waits for this one's answer
+  sequence_ = board_.number("mark/" + std::to_string(index_));
+  if (const auto said = roll_.said()) {
+    throw *said;
+  }
 }
 
 void Agreement::reach(const Call& call) {
-  const auto before = sequence_++;
-  const auto counter = key("same/" + std::to_string(sequence_) + "/" + fingerprint(call));
-  store_->set(key("mark/" + std::to_string(index_)), std::to_string(sequence_));
-  store_->add(counter, 1);
-  const auto come = store_->add(key("come/" + std::to_string(sequence_)), 1);
-  if (come == static_cast<int64_t>(ranks_.size())) {
-    const bool same = store_->add(counter, 0) == come && call.complaint.empty();
-    store_->set(key("gate/" + std::to_string(sequence_)), same ? kAgreed : kBad);
+  if (!resumed_) {
+    resume();
   }
-  const auto gate = wait_at_gate(call);
+  const auto before = sequence_++;
+  board_.write("mark/" + std::to_string(index_), std::to_string(sequence()));
+  const auto gate = gate_for(call);
   if (gate == kBad) {
     explain_difference(call);
   }
   if (gate == kTrouble) {
     fail(call, "the call before failed");
   }
+  if (gate != kAgreed) {
+    explain_absence(call, gate);
+  }
   // All have come to this call, so all have left the one before.
   if (index_ == 0 && before > 0) {
-    forget(before);
-    store_->deleteKey(last_counter_);
-  }
-  last_counter_ = counter;
-}
-
-std::string Agreement::wait_at_gate(const Call& call) {
-  const auto gate = key("gate/" + std::to_string(sequence_));
-  try {
-    store_->wait({gate}, timeout_);
-  } catch (const c10::Error&) {
-    // Told apart by asking: a store that is gone raises again.
-    if (!store_->check({gate})) {
-      explain_absence(call);
+    for (const auto* what : {"first/", "come/", "gate/"}) {
+      board_.store->deleteKey(board_.key(what + std::to_string(before)));
     }
   }
-  return store_->get_to_str(gate);
 }
 
-bool Agreement::has_come(int index) {
-  const auto mark = key("mark/" + std::to_string(index));
-  return store_->check({mark}) && std::stoull(store_->get_to_str(mark)) >= sequence_;
+std::string Agreement::gate_for(const Call& call) {
+  const auto own = fingerprint(call);
+  const bool same = board_.decide(key_at("first"), own) == own && call.complaint.empty();
+  const auto come = board_.store->add(board_.key(key_at("come")), same ? 1 : 1 + kOneThatDiffers);
+  if (come % kOneThatDiffers == static_cast<int64_t>(ranks_.size())) {
+    return board_.decide(key_at("gate"), come < kOneThatDiffers ? kAgreed : kBad);
+  }
+  const auto gate = board_.key(key_at("gate"));
+  try {
+    board_.store->wait({gate}, call.timeout);
+  } catch (const c10::Error&) {
+    return give_up(call);  // told apart by asking: a store that is gone raises again
+  }
+  return board_.store->get_to_str(gate);
 }
 
-void Agreement::explain_absence(const Call& call) {
-  std::vector<int> absent;
+std::string Agreement::give_up(const Call& call) {
+  auto missing = absent();
+  if (missing.empty()) {  // the last one is about to decide, or has ended before it did
+    goes_on_();
+    const auto until = Clock::now() + kPatience / 2;
+    while (!board_.store->check({board_.key(key_at("gate"))}) && Clock::now() < until) {
+      std::this_thread::sleep_for(Milliseconds(10));
+    }
+  }
+  return board_.decide(key_at("gate"), kGaveUp + std::to_string(call.timeout.count()) + " " + numbers_text(missing));
+}
+
+bool Agreement::has_come(int index) const {
+  return board_.number("mark/" + std::to_string(index)) >= sequence();
+}
+
+std::vector<int> Agreement::absent() const {
+  std::vector<int> indices;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (!has_come(static_cast<int>(i))) {
-      absent.push_back(static_cast<int>(i));
+      indices.push_back(static_cast<int>(i));
     }
   }
-  // One that is stuck in the call before, because another has ended there, is not to blame.
+  return indices;
+}
+
+void Agreement::explain_absence(const Call& call, const std::string& gate) {
+  auto missing = numbers_from(gate.substr(sizeof kGaveUp - 1));
+  const auto waited = std::to_string(missing.at(0));
+  missing.erase(missing.begin());
   const auto answers = call_the_roll();
-  std::vector<int> ranks;
-  for (const int index : absent) {
-    if (answers[index] != Answer::InACall) {
-      ranks.push_back(ranks_[index]);
+  const bool one_has_ended = std::any_of(missing.begin(), missing.end(), [&](int index) {
+    return answers[index] == Answer::None && roll_.has_joined(index);
+  });
+  std::vector<int> late, to_blame;
+  std::string whys;
+  Trail trail{words_, goes_on_};
+  for (const int index : missing) {
+    if (answers[index] == Answer::InACall && !has_come(index)) {
+      continue;  // stuck in the call before, because another has ended there
     }
+    late.push_back(ranks_[index]);
+    const auto why = blame_for(index, answers[index], one_has_ended, trail);
+    to_blame.insert(to_blame.end(), why.ranks.begin(), why.ranks.end());
+    whys += why.why.empty() ? "" : " " + ranks_text({ranks_[index]}) + " " + why.why + ".";
   }
-  if (ranks.empty()) {  // all came, and the one that came last ended before it opened the gate
+  if (late.empty()) {
     blame(call, answers, "the gate was not opened");
   }
-  give_up(
-      at(call) + ranks_text(ranks) + " did not come within " + std::to_string(timeout_.count()) +
-          " ms. Nothing was sent. It has ended, is stopped, or skipped the call. Fix: look at its output; a longer "
-          "timeout if it is only slow.",
-      ranks);
+  std::sort(to_blame.begin(), to_blame.end());
+  to_blame.erase(std::unique(to_blame.begin(), to_blame.end()), to_blame.end());
+  raise(
+      at(call) + ranks_text(late) + " did not come within " + waited + " ms. Nothing was sent." +
+          (whys.empty() ? " It has ended, is stopped, or skipped the call." : whys) +
+          " Fix: look at the output of " + ranks_text(to_blame) + "; a longer timeout if it is only slow.",
+      to_blame);
+}
+
+// Who is to blame for a rank that has not come: itself, unless its word leads to others.
+Blame Agreement::blame_for(int index, Answer answer, bool one_has_ended, Trail& trail) const {
+  const auto word = word_on(words_, ranks_[index]);
+  auto blame = follow(trail, word, !one_has_ended, {board_.prefix});
+  // Where one has ended, those who wait elsewhere may well wait for it.
+  const bool has_ended = answer == Answer::None && roll_.has_joined(index);
+  const bool excused = one_has_ended && !has_ended && !word.empty();
+  if (blame.ranks.empty() && !excused) {
+    blame.ranks.push_back(ranks_[index]);
+  }
+  if (blame.ranks == std::vector{ranks_[index]}) {
+    blame.why.clear();  // for itself
+  }
+  return blame;
 }
 
 void Agreement::fail(const Call& call, const std::string& reason) {
@@ -139,81 +206,91 @@ void Agreement::fail(const Call& call, const std::string& reason) {
 std::vector<Answer> Agreement::call_the_roll() {
   goes_on_();
   // Wakes those who have left this call for the next one.
-  store_->set(key("gate/" + std::to_string(sequence_ + 1)), kTrouble);
-  return roll_.call(Answer::InACall);
+  board_.decide("gate/" + std::to_string(sequence() + 1), kTrouble);
+  auto answers = roll_.call(index_, Answer::InACall);
+  if (const auto said = roll_.said()) {
+    throw *said;
+  }
+  return answers;
 }
 
 void Agreement::blame(const Call& call, const std::vector<Answer>& answers, const std::string& reason) {
+  throw roll_.say(failure_of(call, ranks_, answers, reason));
+}
+
+CollectiveError failure_of(
+    const Call& call, const std::vector<int>& ranks, const std::vector<Answer>& answers, const std::string& reason) {
   std::vector<int> silent;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
     if (answers[i] == Answer::None) {
-      silent.push_back(ranks_[i]);
+      silent.push_back(ranks[i]);
     }
   }
-  if (silent.empty()) {
-    if (const auto said = roll_.said()) {
-      throw *said;
-    }
-  }
-  give_up(
-      at(call) + (silent.empty() ? "failed, and all ranks are there" : ranks_text(silent) + " ended or stopped") +
-          ": " + reason + ". Nothing that was given has changed. Fix: look at the output of that rank.",
+  return CollectiveError(
+      "[" + call.group + "] " + call.text + ": " +
+          (silent.empty() ? "failed, and all ranks are there" : ranks_text(silent) + " ended or stopped") + ": " +
+          reason + ". Nothing that was given has changed. Fix: look at the output of " +
+          (silent.empty() ? "all ranks." : ranks_text(silent) + "."),
       silent);
 }
 
-void Agreement::give_up(const std::string& text, std::vector<int> ranks) {
-  const CollectiveError error(text, std::move(ranks));
-  roll_.say(error);
-  throw error;
+void Agreement::raise(const std::string& text, std::vector<int> ranks) {
+  throw roll_.say(CollectiveError(text, std::move(ranks)));
 }
 
-RollCall Agreement::roll(c10::intrusive_ptr<c10d::Store> store) const {
-  return RollCall(std::move(store), prefix_, static_cast<int>(ranks_.size()), index_);
+// What every rank would do, and which ranks would; waits for texts that are on their way.
+Said Agreement::texts_of_all(const Call& call) {
+  board_.write(key_at("text") + "/" + std::to_string(index_),
+               call.complaint.empty() ? call.group + "\n" + call.text : "!" + call.complaint);
+  goes_on_();
+  const auto until = Clock::now() + kPatience;
+  Said said;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    auto text = board_.read(key_at("text") + "/" + std::to_string(i));
+    while (!text && Clock::now() < until) {
+      std::this_thread::sleep_for(Milliseconds(10));
+      text = board_.read(key_at("text") + "/" + std::to_string(i));
+    }
+    said[text.value_or("!ended before it told what it was doing")].push_back(ranks_[i]);
+  }
+  return said;
 }
 
 void Agreement::explain_difference(const Call& call) {
-  const auto at = std::to_string(sequence_) + "/";
-  store_->set(key("text/" + at + std::to_string(index_)), call.complaint.empty() ? call.text : "!" + call.complaint);
-  std::map<std::string, std::vector<int>> said;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const auto name = key("text/" + at + std::to_string(i));
-    try {
-      store_->wait({name}, kPatience);
-      said[store_->get_to_str(name)].push_back(ranks_[i]);
-    } catch (const c10::Error&) {
-      said["!ended before it told what it was doing"].push_back(ranks_[i]);
-    }
-  }
-  // Where most do the same, the others are odd; of two alike, those that come later.
-  const auto usual = std::max_element(said.begin(), said.end(), [](const auto& a, const auto& b) {
-    return a.second.size() != b.second.size() ? a.second.size() < b.second.size() : a.second > b.second;
-  });
-  std::string text = "[" + group_ + "] call " + std::to_string(sequence_) + ": ";
-  std::vector<int> odd;
+  const auto said = texts_of_all(call);
+  // Where most do the same, the others are odd; else all of them may be.
+  const auto usual = usual_among(said);
+  std::set<std::string> groups;
   int calls = 0;  // different ones; complaints alone are not for the order of calls
-  std::string sep;
   for (const auto& [what, ranks] : said) {
-    const bool complains = what[0] == '!';
-    calls += complains ? 0 : 1;
-    if (&what == &usual->first && !complains) {
-      continue;
+    if (!is_complaint(what)) {
+      groups.insert(group_in(what));
+      ++calls;
     }
-    text += sep + ranks_text(ranks) + (complains ? ": " + what.substr(1) : " would " + what);
-    sep = "; ";
-    odd.insert(odd.end(), ranks.begin(), ranks.end());
   }
-  if (usual->first[0] != '!') {
-    text += ", and " + ranks_text(usual->second) + " would " + usual->first;
+  const auto would = [&](const std::string& what, const std::vector<int>& ranks) {
+    return ranks_text(ranks) +
+        (is_complaint(what) ? ": " + what.substr(1)
+                            : " would " + text_in(what) + (groups.size() > 1 ? " in \"" + group_in(what) + "\"" : ""));
+  };
+  std::string text = "[" + call.group + "] call " + std::to_string(sequence()) + ": ";
+  std::vector<int> odd;
+  std::string sep;
+  for (auto it = said.begin(); it != said.end(); ++it) {
+    if (it != usual) {
+      text += sep + would(it->first, it->second);
+      sep = "; ";
+      odd.insert(odd.end(), it->second.begin(), it->second.end());
+    }
   }
-  throw CollectiveError(
+  if (usual != said.end()) {
+    text += ", and " + would(usual->first, usual->second);
+  }
+  std::sort(odd.begin(), odd.end());
+  raise(
       text + ". Nothing was sent." +
           (calls < 2 ? "" : " Fix: every rank makes the same calls with the same tensors in the same order."),
       odd);
-}
-
-void Agreement::forget(uint64_t sequence) {
-  store_->deleteKey(key("gate/" + std::to_string(sequence)));
-  store_->deleteKey(key("come/" + std::to_string(sequence)));
 }
 
 }  // namespace retape::dist::detail

@@ -1,22 +1,25 @@
-// Agreement: the ranks of a group compare what they are about to do, through its store.
+// Agreement: the ranks of a process group compare what they are about to do, on its board.
 //
-// For call number s, each rank adds 1 to the counter of its own fingerprint (a hash of the text), then
-// to the counter of all. Whoever comes last sees both: all the same, and it opens the gate; else it sets
-// the gate to "bad", and everybody writes his text down and reads those of the others. Texts travel only
-// then, so an agreed call costs three round trips for any number of ranks.
+// For call number s, the first rank to come writes its fingerprint (a hash of group and text), each
+// compares its own to that, and adds itself to a counter of those who have come and of those who differ.
+// Whoever comes last sees both, and decides the gate: "agreed" or "bad". Whoever has waited in vain decides
+// it too: "gave up", with who has not come. The first decision stands, for all ranks, so that no rank
+// begins what another has given up. After "bad" everybody writes his text down and reads those of the
+// others: texts travel only then.
 //
 // A rank that does not come is known by its mark: each rank writes the number of the call that it has
-// come to under its own key.
+// come to under its own key. Whoever begins anew with the same process group goes on from there.
 #pragma once
 
+#include "dist/board.h"
 #include "dist/roll_call.h"
+#include "dist/whereabouts.h"
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -27,20 +30,17 @@ using Milliseconds = std::chrono::milliseconds;
 // What a rank is about to do. `complaint`: why it would rather not.
 struct Call {
   std::string text;
-  std::string complaint;
+  std::string complaint = {};
+  // Set by the Group that it is made through.
+  std::string group = {};
+  Milliseconds timeout{};
 };
 
 class Agreement {
  public:
-  // `store` is this agreement's own connection: a rank that waits keeps it busy. `goes_on` is called when
-  // the roll is called, which takes time of its own.
-  Agreement(
-      c10::intrusive_ptr<c10d::Store> store,
-      std::string group,
-      std::vector<int> ranks,
-      int index,
-      Milliseconds timeout,
-      std::function<void()> goes_on);
+  // `board` has a connection of its own, and so have `words`, where ranks leave theirs: the same. `goes_on`
+  // is called when time begins that is not the call's: to find out who is to blame.
+  Agreement(Board board, Board words, std::vector<int> ranks, int index, std::function<void()> goes_on);
 
   // Returns when all ranks have come with the same text and no complaint. CollectiveError.
   void reach(const Call& call);
@@ -48,36 +48,37 @@ class Agreement {
   // After `reason`, an error in the call that was agreed on: CollectiveError with who is to blame.
   [[noreturn]] void fail(const Call& call, const std::string& reason);
 
-  // The roll, over another connection.
-  RollCall roll(c10::intrusive_ptr<c10d::Store> store) const;
-
-  uint64_t sequence() const { return sequence_; }
+  // Of the call under way; the first is 1. From any thread.
+  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
  private:
-  std::string key(const std::string& what) const;
+  std::string key_at(const std::string& what) const;  // of this call
   std::string at(const Call& call) const;
-  std::string wait_at_gate(const Call& call);
+  void resume();
+  std::string gate_for(const Call& call);
+  std::string give_up(const Call& call);
   std::vector<Answer> call_the_roll();
   [[noreturn]] void blame(const Call& call, const std::vector<Answer>& answers, const std::string& reason);
-  [[noreturn]] void give_up(const std::string& text, std::vector<int> ranks);
-  [[noreturn]] void explain_absence(const Call& call);
+  Blame blame_for(int index, Answer answer, bool one_has_ended, Trail& trail) const;
+  [[noreturn]] void raise(const std::string& text, std::vector<int> ranks);
+  [[noreturn]] void explain_absence(const Call& call, const std::string& gate);
   [[noreturn]] void explain_difference(const Call& call);
-  bool has_come(int index);
-  void forget(uint64_t sequence);
+  std::map<std::string, std::vector<int>> texts_of_all(const Call& call);
+  bool has_come(int index) const;  // even if too late
+  std::vector<int> absent() const;  // indices
 
-  c10::intrusive_ptr<c10d::Store> store_;
-  std::string group_;
-  std::string prefix_;  // of all keys
+  Board board_;
   std::vector<int> ranks_;
   int index_;
-  Milliseconds timeout_;
+  Board words_;
   std::function<void()> goes_on_;
-  uint64_t sequence_ = 0;       // of the call under way; the first is 1
-  std::string last_counter_;    // of the fingerprint of the call before
+  std::atomic<uint64_t> sequence_{0};
+  bool resumed_ = false;
   RollCall roll_;
 };
 
-// "rank 2", "ranks 0, 1 and 4".
-std::string ranks_text(const std::vector<int>& ranks);
+// What an agreed call has failed of, by who has answered the roll.
+CollectiveError failure_of(
+    const Call& call, const std::vector<int>& ranks, const std::vector<Answer>& answers, const std::string& reason);
 
 }  // namespace retape::dist::detail

@@ -20,13 +20,13 @@ std::string Bucket::text() const {
   return text;
 }
 
-at::Tensor Bucket::flatten(std::optional<at::ScalarType> wire) const {
+at::Tensor Bucket::flatten(at::ScalarType as) const {
   const auto& first = entries.front().tensor;
   int64_t elements = 0;
   for (const auto& entry : entries) {
     elements += entry.tensor.numel();
   }
-  const auto flat = at::empty({elements}, first.options().dtype(wire.value_or(first.scalar_type())));
+  const auto flat = at::empty({elements}, first.options().dtype(as));
   int64_t begin = 0;
   for (const auto& entry : entries) {
     const auto& tensor = entry.tensor;

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,10 +18,11 @@ struct Bucket {
   std::vector<Entry> entries;
   int64_t bytes = 0;
 
+  at::ScalarType dtype() const { return entries.front().tensor.scalar_type(); }
   // Names, dtype and shapes, in order.
   std::string text() const;
-  // One contiguous copy of all, in `wire` or their own dtype.
-  at::Tensor flatten(std::optional<at::ScalarType> wire) const;
+  // One contiguous copy of all.
+  at::Tensor flatten(at::ScalarType as) const;
   // Each tensor gets its part.
   void copy_back(const at::Tensor& flat) const;
 };

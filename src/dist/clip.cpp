@@ -66,7 +66,8 @@ double clip_grad_norm(
         "[clip_grad_norm] the norm over \"" + everyone.name() + "\" is " + std::to_string(norm) +
         ". Fix: SumReducer's check_finite names rank and parameter.");
   }
-  const double factor = std::min(1.0, max_norm / (norm + 1e-6));
+  const double ratio = max_norm / (norm + 1e-6);
+  const double factor = ratio > 1 ? 1 : ratio;  // as torch: a norm that is NaN makes all of them NaN
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& [parameters, replicas] : held) {
     for (const auto& parameter : parameters) {

@@ -13,9 +13,7 @@ namespace {
 // What the process's one Watch has seen. Steps may sum on threads of autograd's engine, so it is not
 // a thread's own.
 struct Watched {
-  std::optional<Contribution> at;
-  Mutation mutation = Mutation::None;
-  double factor = 1;
+  std::vector<Break> breaks;
   std::vector<Contribution> seen;
   bool hit = false;
 };
@@ -67,24 +65,35 @@ std::vector<Mutation> mutations_of(Place place) {
   switch (place) {
     case Place::Sum: return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
     case Place::Once: return {Mutation::Drop, Mutation::Double, Mutation::OnAllRanks};
-    case Place::Count: return {Mutation::LocalCount, Mutation::TimesGroup};
-    case Place::Residual: return {Mutation::TimesGroup, Mutation::LocalValue};
-    case Place::Gradient: return {Mutation::Drop, Mutation::Double, Mutation::TimesGroup};
+    case Place::Count: return {Mutation::Drop, Mutation::Double, Mutation::LocalCount, Mutation::TimesGroup};
+    case Place::Residual: return {Mutation::Drop, Mutation::Double, Mutation::TimesGroup, Mutation::LocalValue};
+    case Place::Gradient: return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
     case Place::Norm: return {Mutation::EveryReplica};
   }
   return {};
 }
 
 std::optional<double> predicted_ratio(Mutation mutation, const Contribution& at, double factor) {
+  if (at.place == Place::Count) {  // a denominator
+    const auto if_even = [&](double ratio) { return at.even ? std::optional(ratio) : std::nullopt; };
+    switch (mutation) {
+      case Mutation::Drop: return if_even(at.size / (at.size - 1.0));
+      case Mutation::Double: return 0.5;
+      case Mutation::TimesGroup: return 1.0 / at.size;
+      case Mutation::LocalCount: return if_even(at.size);
+      case Mutation::OtherCount: return if_even(at.size / factor);
+      default: break;
+    }
+  }
   switch (mutation) {
     case Mutation::None: return 1;
     case Mutation::Drop: return 0;
     case Mutation::Double: return 2;
     case Mutation::Average: return 1.0 / at.size;
-    case Mutation::OnAllRanks: return at.size;
-    case Mutation::TimesGroup: return at.place == Place::Count ? 1.0 / at.size : at.size;  // a denominator
-    case Mutation::LocalCount: return at.size;
-    case Mutation::OtherCount: return at.size / factor;
+    case Mutation::OnAllRanks:
+    case Mutation::TimesGroup: return at.size;
+    case Mutation::LocalCount:
+    case Mutation::OtherCount:
     case Mutation::LocalValue:
     case Mutation::EveryReplica: return std::nullopt;
   }
@@ -96,7 +105,11 @@ Watch::Watch() {
 }
 
 Watch::Watch(Contribution at, Mutation mutation, double factor) {
-  begin({std::move(at), mutation, factor, {}, false});
+  begin({{{std::move(at), mutation, factor}}, {}, false});
+}
+
+Watch::Watch(std::vector<Break> breaks) {
+  begin({std::move(breaks), {}, false});
 }
 
 Watch::~Watch() {
@@ -115,20 +128,25 @@ bool Watch::hit() const {
 
 namespace detail {
 
-Change pass(Place place, const std::string& name, const std::string& group, int size) {
+Change pass(Place place, const std::string& name, const std::string& group, int size, int64_t count) {
   if (!watching.load(std::memory_order_relaxed)) {
     return {};
   }
   const std::lock_guard guard(mutex);
-  const Contribution here{place, name, group, size};
-  if (std::find(watched.seen.begin(), watched.seen.end(), here) == watched.seen.end()) {
+  const Contribution here{place, name, group, size, count};
+  const auto known = std::find(watched.seen.begin(), watched.seen.end(), here);
+  if (known == watched.seen.end()) {
     watched.seen.push_back(here);
+  } else {
+    known->even = known->even && known->count == count;
   }
-  if (!watched.at || !(*watched.at == here)) {
-    return {};
+  for (const auto& [at, mutation, factor] : watched.breaks) {
+    if (at.place == place && at.group == group && (at.name == name || at.name == "*")) {
+      watched.hit = true;
+      return {mutation, factor};
+    }
   }
-  watched.hit = true;
-  return {watched.mutation, watched.factor};
+  return {};
 }
 
 }  // namespace detail

@@ -1,5 +1,8 @@
 #include <retape/dist/edge.h>
 
+#include "dist/group_impl.h"
+#include "dist/mutated.h"
+
 #include <retape/dist/contribution.h>
 
 #include <ATen/Functions.h>
@@ -19,6 +22,7 @@ int index_in(const Group& group, int rank) {
 
 struct Edge::Impl {
   std::string name;
+  std::string topology;  // all of it: where ranks have another, rows are not what others expect
   Pool from;
   Pool to;
   Group both;
@@ -44,7 +48,7 @@ struct Edge::Impl {
     }
   }
 
-  // The same on both sides: what a row is, and which way it goes.
+  // The same on both sides: what a row is, which way it goes, and which rows each rank has.
   std::string what(const at::Tensor& like, bool back) const {
     std::string text = c10::toString(wire_of(like));
     text += "[rows";
@@ -53,11 +57,11 @@ struct Edge::Impl {
     }
     const auto& sender = back ? to : from;
     const auto& taker = back ? from : to;
-    return text + "] of edge \"" + name + "\", " + sender.name + " to " + taker.name;
+    return text + "] of edge \"" + name + "\", " + sender.name + " to " + taker.name + ", where there are " + topology;
   }
 
   at::ScalarType wire_of(const at::Tensor& like) const {
-    return options.wire && like.is_floating_point() ? *options.wire : like.scalar_type();
+    return detail::on_wire(like.scalar_type(), options.wire);
   }
 
   at::Tensor room(const at::Tensor& like, int64_t rows) const {
@@ -135,7 +139,7 @@ Edge::Edge(
   const int owner = owners.index_of(both.rank());
   const int receiver = receivers.index_of(both.rank());
   impl_ = std::make_shared<const Impl>(
-      Impl{std::move(name), owners, receivers, std::move(both), options, owner, receiver});
+      Impl{std::move(name), topology.text(), owners, receivers, std::move(both), options, owner, receiver});
 }
 
 void Edge::send(const std::string& name, const at::Tensor& rows) const {
@@ -165,13 +169,7 @@ void Edge::send_gradient(const std::string& name, const at::Tensor& gradient, co
   impl_->check_rows("Edge::send_gradient", rows, impl_->to, impl_->receiver);
   const auto change =
       detail::pass(Place::Gradient, impl_->name + "/" + name, impl_->from.name, impl_->from.size()).mutation;
-  if (change == Mutation::Drop) {
-    rows = at::zeros_like(rows);
-  } else if (change == Mutation::Double) {
-    rows = rows * 2;
-  } else if (change == Mutation::TimesGroup) {
-    rows = rows * impl_->from.size();
-  }
+  rows = detail::mutated(rows, change, impl_->from.size());
   impl_->send(name, rows, impl_->to, impl_->receiver, impl_->from, true);
 }
 

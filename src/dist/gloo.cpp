@@ -4,14 +4,11 @@
 #include "dist/gloo.h"
 
 #include "dist/sigpipe.h"
-#include "dist/store.h"
 
 #ifndef USE_C10D_GLOO
 #define USE_C10D_GLOO
 #endif
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-
-#include <algorithm>
 
 namespace retape::dist::detail {
 
@@ -23,11 +20,11 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_gloo(
     std::chrono::milliseconds timeout) {
   using c10d::ProcessGroupGloo;
   const SigpipeBlocked in_its_threads;
-  const auto options = ProcessGroupGloo::Options::create(std::max(timeout, kToConnect));
+  store->setTimeout(timeout);  // what it waits for in the store has the store's, not its own
+  const auto options = ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(host));
   options->threads = 2;
   auto backend = c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
-  backend->setTimeout(timeout);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);

@@ -59,10 +59,12 @@ Group::Group(
         std::to_string(process_group ? process_group->getSize() : 0) + ".");
   }
   const int index = process_group->getRank();
-  impl_ = std::make_shared<GroupImpl>(std::move(name), std::move(ranks), index, options);
-  if (impl_->ranks.size() > 1) {
-    impl_->connect(std::move(process_group));
+  std::shared_ptr<detail::Courier> courier;
+  if (ranks.size() > 1) {
+    const auto store = process_group->getStore();
+    courier = detail::Courier::of({store, store, process_group, ranks, index, options.store_host});
   }
+  impl_ = std::make_shared<GroupImpl>(std::move(name), std::move(ranks), index, options, std::move(courier));
 }
 
 Group Group::alone(std::string name, int rank) {
@@ -96,7 +98,7 @@ Pending Group::sum_async(const std::string& name, const at::Tensor& tensor) cons
   check_dense("sum", name, tensor);
   return detail::sum_of(
       *this,
-      {"sum " + in_quotes(name) + " " + detail::shape_of(tensor), ""},
+      {"sum " + in_quotes(name) + " " + detail::shape_of(tensor)},
       tensor,
       [tensor] { return tensor.detach().clone(at::MemoryFormat::Contiguous); },
       [tensor](const at::Tensor& total) {
@@ -111,6 +113,7 @@ void Group::broadcast(const std::string& name, const at::Tensor& tensor, int fro
   auto job = std::make_shared<Job>();
   job->call.text =
       "broadcast " + in_quotes(name) + " " + detail::shape_of(tensor) + " from " + std::to_string(ranks()[from]);
+  job->stream = detail::stream_of(tensor);
   const auto copy = std::make_shared<at::Tensor>();
   job->move = [=, timeout = timeout()](c10d::ProcessGroup* process_group) {
     *copy = tensor.detach().clone(at::MemoryFormat::Contiguous);
@@ -118,7 +121,7 @@ void Group::broadcast(const std::string& name, const at::Tensor& tensor, int fro
       c10d::BroadcastOptions options;
       options.rootRank = from;
       options.timeout = timeout;
-      std::vector<at::Tensor> tensors{copy->is_complex() ? at::view_as_real(*copy) : *copy};
+      std::vector<at::Tensor> tensors{detail::as_real(*copy)};
       process_group->getBackend(copy->device().type())->broadcast(tensors, options)->wait();
     }
   };
@@ -135,6 +138,7 @@ std::vector<at::Tensor> Group::gather(const std::string& name, const at::Tensor&
   check_dense("gather", name, tensor);
   auto job = std::make_shared<Job>();
   job->call.text = "gather " + in_quotes(name) + " " + detail::shape_of(tensor);
+  job->stream = detail::stream_of(tensor);
   const auto all = std::make_shared<std::vector<at::Tensor>>();
   job->move = [=, size = size(), timeout = timeout()](c10d::ProcessGroup* process_group) {
     auto own = tensor.detach().clone(at::MemoryFormat::Contiguous);
@@ -147,8 +151,11 @@ std::vector<at::Tensor> Group::gather(const std::string& name, const at::Tensor&
     }
     c10d::AllgatherOptions options;
     options.timeout = timeout;
-    std::vector<std::vector<at::Tensor>> outputs{*all};
-    std::vector<at::Tensor> inputs{own};
+    std::vector<std::vector<at::Tensor>> outputs(1);
+    for (const auto& each : *all) {
+      outputs[0].push_back(detail::as_real(each));
+    }
+    std::vector<at::Tensor> inputs{detail::as_real(own)};
     process_group->getBackend(own.device().type())->allgather(outputs, inputs, options)->wait();
   };
   detail::start(*this, std::move(job)).wait();
@@ -165,6 +172,7 @@ void Group::exchange(const std::string& name, const std::string& what, const std
   }
   auto job = std::make_shared<Job>();
   job->call.text = "exchange " + in_quotes(name) + " " + what;
+  job->stream = mine.empty() ? std::nullopt : detail::stream_of(mine.front().rows);
   // Received into copies: what came in part is not seen.
   const auto received = std::make_shared<std::vector<std::pair<at::Tensor, at::Tensor>>>();
   job->move = [=, index = index(), timeout = timeout()](c10d::ProcessGroup* process_group) {

@@ -2,11 +2,14 @@
 
 #include "dist/bucket.h"
 #include "dist/group_impl.h"
+#include "dist/mutated.h"
 
 #include <retape/dist/contribution.h>
 
 #include <ATen/Functions.h>
 
+#include <iterator>
+#include <map>
 #include <set>
 
 namespace retape::dist {
@@ -15,38 +18,61 @@ using detail::Bucket;
 using detail::Call;
 using detail::Entry;
 
-namespace {
-
-// What a mutation makes of this rank's part.
-at::Tensor changed(const at::Tensor& partial, Mutation mutation, int size) {
-  switch (mutation) {
-    case Mutation::Drop: return at::zeros_like(partial);
-    case Mutation::Double: return partial * 2;
-    case Mutation::Average: return partial / size;
-    case Mutation::TimesGroup: return partial * size;
-    default: return partial;
-  }
-}
-
-}  // namespace
-
 struct SumReducer::Impl {
   Group group;
   ReducerOptions options;
-  std::vector<Entry> entries;
-  std::set<std::string> names;
+  std::vector<Entry> entries = {};
+  std::set<std::string> names = {};
   // Parameters of add_gradients, whose gradients may be undefined here.
-  std::vector<Entry> parameters;
-  std::vector<Pending> pending;
+  std::vector<Entry> parameters = {};
+
+  // Since the last wait: memory that is to be written, by whom; zeros for gradients that were undefined
+  // here; buckets on their way, and their sums.
+  std::map<const c10::TensorImpl*, std::string> tensors = {};
+  std::map<uintptr_t, std::pair<uintptr_t, std::string>> memory = {};  // begin to end
+  std::vector<std::pair<at::Tensor, at::Tensor>> filled = {};          // parameter, gradient
+  struct Started {
+    std::shared_ptr<Bucket> bucket;
+    Pending pending;
+    std::shared_ptr<at::Tensor> sum;
+  };
+  std::vector<Started> started = {};
+
+  void claim(const std::string& name, const at::Tensor& tensor) {
+    const auto refuse = [&](const std::string& other) {
+      throw UsageError(
+          "[SumReducer] \"" + name + "\" is the memory of \"" + other + "\": it would be summed twice. Fix: add what " +
+          "is tied once.");
+    };
+    const auto [same, first] = tensors.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (!first) {
+      refuse(same->second);
+    }
+    // Of others it cannot be told cheaply. They are safe: all are read before any is written.
+    if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) {
+      return;
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    const auto end = begin + tensor.nbytes();
+    const auto next = memory.upper_bound(begin);
+    if (next != memory.end() && next->first < end) {
+      refuse(next->second.second);
+    }
+    if (next != memory.begin() && std::prev(next)->second.first > begin) {
+      refuse(std::prev(next)->second.second);
+    }
+    memory.emplace(begin, std::pair(end, name));
+  }
 
   void insert(const std::string& name, const at::Tensor& tensor) {
     if (!names.insert(name).second) {
       throw UsageError("[SumReducer] \"" + name + "\" was added already: it would be summed twice.");
     }
+    claim(name, tensor);
     const auto change = detail::pass(Place::Sum, name, group.name(), group.size()).mutation;
     if (change != Mutation::None) {
       const at::NoGradGuard no_grad;
-      tensor.copy_(changed(tensor.detach(), change, group.size()));
+      tensor.copy_(detail::mutated(tensor.detach(), change, group.size()));
     }
     entries.push_back({name, tensor});
   }
@@ -56,23 +82,24 @@ struct SumReducer::Impl {
     if (parameters.empty()) {
       return;
     }
-    const auto exists = at::zeros({static_cast<int64_t>(parameters.size())}, at::kInt);
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      exists[i] = parameters[i].tensor.grad().defined() ? 1 : 0;
+    const auto given = std::exchange(parameters, {});
+    const auto exists = at::zeros({static_cast<int64_t>(given.size())}, at::kInt);
+    for (size_t i = 0; i < given.size(); ++i) {
+      exists[i] = given[i].tensor.grad().defined() ? 1 : 0;
     }
     group.sum("which gradients there are", exists);
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      auto& parameter = parameters[i].tensor;
+    for (size_t i = 0; i < given.size(); ++i) {
+      const auto& [name, parameter] = given[i];
       if (exists[i].item<int>() == 0) {
         continue;
       }
-      if (!parameter.grad().defined()) {
-        const at::NoGradGuard no_grad;
-        parameter.mutable_grad() = at::zeros_like(parameter);
+      auto gradient = parameter.grad();
+      if (!gradient.defined()) {
+        gradient = at::zeros_like(parameter.detach());
+        filled.emplace_back(parameter, gradient);
       }
-      insert(parameters[i].name, parameter.grad());
+      insert(name, gradient);
     }
-    parameters.clear();
   }
 
   void start() {
@@ -80,21 +107,46 @@ struct SumReducer::Impl {
     const auto complaint = options.check_finite ? detail::not_finite(entries) : std::string();
     auto buckets = detail::make_buckets(std::exchange(entries, {}), options.bucket_bytes);
     names.clear();
-    for (auto& bucket : buckets) {
-      const auto shared = std::make_shared<Bucket>(std::move(bucket));
-      std::string wire = options.wire ? std::string(" as ") + c10::toString(*options.wire) : "";
-      pending.push_back(detail::sum_of(
+    for (auto& each : buckets) {
+      const auto bucket = std::make_shared<Bucket>(std::move(each));
+      const auto sum = std::make_shared<at::Tensor>();
+      const auto dtype = detail::on_wire(bucket->dtype(), options.wire);
+      const auto as = dtype == bucket->dtype() ? "" : std::string(" as ") + c10::toString(dtype);
+      auto pending = detail::sum_of(
           group,
-          Call{"sum " + shared->text() + wire, complaint},
-          shared->entries.front().tensor,
-          [shared, wire = options.wire] { return shared->flatten(wire); },
-          [shared](const at::Tensor& flat) { shared->copy_back(flat); }));
+          Call{"sum " + bucket->text() + as, complaint},
+          bucket->entries.front().tensor,
+          [bucket, dtype] { return bucket->flatten(dtype); },
+          [sum](const at::Tensor& flat) { *sum = flat; });
+      started.push_back({bucket, std::move(pending), sum});
+    }
+  }
+
+  void finish() {
+    tensors.clear();
+    memory.clear();
+    const auto gradients = std::exchange(filled, {});
+    auto all = std::exchange(started, {});
+    for (auto& each : all) {
+      each.pending.wait();
+    }
+    // Only now: where one of them has failed, nothing has changed.
+    for (const auto& [bucket, pending, sum] : all) {
+      bucket->copy_back(*sum);
+    }
+    for (const auto& [parameter, gradient] : gradients) {
+      parameter.mutable_grad() = gradient;
     }
   }
 };
 
 SumReducer::SumReducer(Group group, ReducerOptions options)
-    : impl_(new Impl{std::move(group), options, {}, {}, {}, {}}) {}
+    : impl_(new Impl{std::move(group), options}) {
+  if (options.wire && !c10::isFloatingType(*options.wire)) {
+    throw UsageError(
+        std::string("[SumReducer] wire: expected a floating point dtype, got ") + c10::toString(*options.wire) + ".");
+  }
+}
 SumReducer::~SumReducer() = default;
 SumReducer::SumReducer(SumReducer&&) noexcept = default;
 SumReducer& SumReducer::operator=(SumReducer&&) noexcept = default;
@@ -130,9 +182,18 @@ void SumReducer::reduce_async() {
 }
 
 void SumReducer::wait() {
-  for (auto& pending : std::exchange(impl_->pending, {})) {
-    pending.wait();
+  impl_->finish();
+}
+
+Pending sum_async(
+    const std::string& name, const Partial<at::Tensor>& partial, const Group& group, const std::string& contents) {
+  const auto change = detail::pass(Place::Sum, name, group.name(), group.size()).mutation;
+  const auto& tensor = partial.value();
+  if (change != Mutation::None) {
+    const at::NoGradGuard no_grad;
+    tensor.copy_(detail::mutated(tensor.detach(), change, group.size()));
   }
+  return group.sum_async(contents.empty() ? name : contents, tensor);
 }
 
 }  // namespace retape::dist

@@ -1,68 +1,107 @@
 #include "dist/roll_call.h"
 
-#include <chrono>
+#include <algorithm>
 #include <iterator>
 #include <sstream>
+#include <thread>
 
 namespace retape::dist::detail {
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kPatience{1000};
+// Looks again and again until all are there or time is up. It does not wait in the store: others may
+// share the connection.
+void look_for(size_t size, const std::function<bool(size_t)>& is_there, Clock::time_point until = Clock::time_point::max()) {
+  until = std::min(until, Clock::now() + kPatience);
+  for (size_t i = 0; i < size; ++i) {
+    while (!is_there(i) && Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+}
 
 }  // namespace
 
-RollCall::RollCall(c10::intrusive_ptr<c10d::Store> store, std::string prefix, int size, int index)
-    : store_(std::move(store)), prefix_(std::move(prefix)), size_(size), index_(index) {}
-
-bool RollCall::called() {
-  return store_->check({prefix_ + "called"});
+int64_t RollCall::times() const {
+  return board_.store->add(board_.key("asked"), 0);
 }
 
-void RollCall::answer(Answer answer) {
-  store_->set(prefix_ + "answer/" + std::to_string(index_), std::string(1, static_cast<char>(answer)));
+bool RollCall::called() const {
+  return board_.store->check({board_.key("called")});
 }
 
-std::vector<Answer> RollCall::call(Answer own) {
-  answer(own);
-  store_->set(prefix_ + "called", "");
-  const auto until = Clock::now() + kPatience;
-  std::vector<Answer> answers;
-  for (int i = 0; i < size_; ++i) {
-    const auto key = prefix_ + "answer/" + std::to_string(i);
-    const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock::now());
-    if (left.count() > 0 && !store_->check({key})) {
-      try {
-        store_->wait({key}, left);
-      } catch (const c10::Error&) {
-        // Asked for below: a store that is gone raises again.
-      }
+void RollCall::answer(size_t index, Answer answer) const {
+  board_.write("answer/" + std::to_string(index), std::string(1, static_cast<char>(answer)));
+}
+
+void RollCall::join(size_t index) const {
+  board_.decide("here/" + std::to_string(index), "0");
+}
+
+void RollCall::be_there(size_t index, int64_t times) const {
+  board_.write("here/" + std::to_string(index), std::to_string(times));
+}
+
+bool RollCall::has_joined(size_t index) const {
+  return board_.store->check({board_.key("here/" + std::to_string(index))});
+}
+
+std::vector<Answer> RollCall::call(size_t index, Answer own) {
+  answer(index, own);
+  board_.write("called", "");
+  board_.store->add(board_.key("asked"), 1);
+  std::vector<Answer> answers(size_, Answer::None);
+  look_for(size_, [&](size_t i) {
+    if (const auto text = board_.read("answer/" + std::to_string(i))) {
+      answers[i] = static_cast<Answer>(text->at(0));
     }
-    answers.push_back(store_->check({key}) ? static_cast<Answer>(store_->get_to_str(key).at(0)) : Answer::None);
-  }
+    return answers[i] != Answer::None || !has_joined(i) || said();
+  });
   return answers;
 }
 
-void RollCall::say(const CollectiveError& error) {
-  std::string ranks;
-  for (const int rank : error.ranks()) {
-    ranks += std::to_string(rank) + " ";
-  }
-  store_->set(prefix_ + "said", ranks + "\n" + error.what());
+std::vector<bool> RollCall::ask(const std::function<void()>& meanwhile, Clock::time_point until) {
+  const auto asked = static_cast<uint64_t>(board_.store->add(board_.key("asked"), 1));
+  std::vector<bool> there(size_, false);
+  look_for(size_, [&](size_t i) {
+    meanwhile();
+    there[i] = board_.number("here/" + std::to_string(i)) >= asked;
+    return there[i] || !has_joined(i);
+  }, until);
+  return there;
 }
 
-std::optional<CollectiveError> RollCall::said() {
-  if (!store_->check({prefix_ + "said"})) {
-    return std::nullopt;
+CollectiveError RollCall::say(const CollectiveError& error) const {
+  return error_from(board_.decide("said", written(error)));
+}
+
+std::optional<CollectiveError> RollCall::said() const {
+  const auto text = board_.read("said");
+  return text ? std::optional(error_from(*text)) : std::nullopt;
+}
+
+std::string written(const CollectiveError& error) {
+  return numbers_text(error.ranks()) + "\n" + error.what();
+}
+
+CollectiveError error_from(const std::string& written) {
+  const auto end = written.find('\n');
+  return CollectiveError(written.substr(end + 1), numbers_from(written.substr(0, end)));
+}
+
+std::string numbers_text(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers) {
+    text += (text.empty() ? "" : " ") + std::to_string(number);
   }
-  const auto said = store_->get_to_str(prefix_ + "said");
-  const auto end = said.find('\n');
-  std::istringstream numbers(said.substr(0, end));
-  return CollectiveError(
-      said.substr(end + 1), std::vector<int>(std::istream_iterator<int>(numbers), std::istream_iterator<int>()));
+  return text;
+}
+
+std::vector<int> numbers_from(const std::string& text) {
+  std::istringstream numbers(text);
+  return {std::istream_iterator<int>(numbers), std::istream_iterator<int>()};
 }
 
 }  // namespace retape::dist::detail

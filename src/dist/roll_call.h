@@ -5,39 +5,65 @@
 // all that are left answer: those who fail too, and for those who are stuck or busy elsewhere a thread of
 // their group that looks from time to time. Who does not answer is to blame; and who is elsewhere, where
 // others have waited for him in vain.
+//
+// A roll that is called ends the group. To ask who is there does not.
 #pragma once
+
+#include "dist/board.h"
 
 #include <retape/dist/group.h>
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
+#include <chrono>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace retape::dist::detail {
 
+// InACall: in one that was agreed on.
 enum class Answer : char { None = ' ', InACall = 'c', Elsewhere = 'e' };
+
+// How long answers of ranks that are there may take.
+constexpr std::chrono::milliseconds kPatience{1000};
 
 class RollCall {
  public:
-  RollCall(c10::intrusive_ptr<c10d::Store> store, std::string prefix, int size, int index);
+  RollCall(Board board, size_t size) : board_(std::move(board)), size_(size) {}
 
-  // Whether any rank has called it.
-  bool called();
-  void answer(Answer answer);
-  // Calls, answers, and returns everybody's answer after at most a second.
-  std::vector<Answer> call(Answer answer);
+  // Everybody's answer, after kPatience at the longest, or when somebody has said who is to blame. Who has
+  // never joined does not answer.
+  std::vector<Answer> call(size_t index, Answer own);
+  // Who is there. `meanwhile` is called again and again: one that asks may be asked, too.
+  std::vector<bool> ask(
+      const std::function<void()>& meanwhile,
+      std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max());
+  bool has_joined(size_t index) const;
 
-  // The first who knows says who is to blame; for those who come too late to find out.
-  void say(const CollectiveError& error);
-  std::optional<CollectiveError> said();
+  // For those who answer, once they have joined: how often it was called or asked, and whether it was called.
+  void join(size_t index) const;
+  int64_t times() const;
+  bool called() const;
+  void answer(size_t index, Answer answer) const;
+  void be_there(size_t index, int64_t times) const;
+
+  // The first who knows says who is to blame, and that stands: for those who come too late to find out, and
+  // so that all raise the same. Returns what stands.
+  CollectiveError say(const CollectiveError& error) const;
+  std::optional<CollectiveError> said() const;
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
-  std::string prefix_;
-  int size_;
-  int index_;
+  Board board_;
+  size_t size_;
 };
+
+// An error as it is written on a board.
+std::string written(const CollectiveError& error);
+CollectiveError error_from(const std::string& written);
+
+// "2 5 7" and back.
+std::string numbers_text(const std::vector<int>& numbers);
+std::vector<int> numbers_from(const std::string& text);
 
 }  // namespace retape::dist::detail

@@ -56,10 +56,12 @@ void check_single_thread() {
   ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
   ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   std::string error;
+  bool failed = false;
   try {
     auto world = World::from_environment(options);
     body(world);
   } catch (const std::exception& exception) {
+    failed = true;
     error = exception.what();
   }
   std::cout.flush();
@@ -68,7 +70,7 @@ void check_single_thread() {
     std::cerr << "rank " << rank << ": " << error << std::endl;
   }
   // Without destructors of globals: those are the parent's.
-  ::_exit(error.empty() ? 0 : 1);
+  ::_exit(failed ? 1 : 0);
 }
 
 std::vector<Child> fork_all(

@@ -45,6 +45,32 @@ Listener listen_at(const std::string& host, uint16_t port) {
   return {fd, ntohs(in_network_order)};
 }
 
+std::string own_address(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;  // connecting one sends nothing
+  addrinfo* found = nullptr;
+  const int failed = ::getaddrinfo(host.c_str(), "1", &hints, &found);
+  if (failed != 0) {
+    throw UsageError("[World] no such address: " + host + ": " + ::gai_strerror(failed) + ".");
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(found, &::freeaddrinfo);
+  const int fd = ::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  char text[NI_MAXHOST] = "";
+  const bool known = fd >= 0 && ::connect(fd, address->ai_addr, address->ai_addrlen) == 0 &&
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0;
+  const std::string why = std::strerror(errno);
+  if (fd >= 0) {
+    ::close(fd);
+  }
+  if (!known) {
+    throw UsageError("[World] " + host + " cannot be reached: " + why + ".");
+  }
+  return text;
+}
+
 namespace {
 
 c10d::TCPStoreOptions options_for(uint16_t port, std::chrono::milliseconds timeout) {

@@ -17,6 +17,9 @@ struct Listener {
 };
 Listener listen_at(const std::string& host, uint16_t port = 0);
 
+// The address of this machine by which it reaches `host`: loopback's for loopback.
+std::string own_address(const std::string& host);
+
 // To connect may take longer than to wait for a rank that is connected: a busy machine starts many at once.
 constexpr std::chrono::milliseconds kToConnect{std::chrono::minutes(1)};
 

@@ -39,15 +39,23 @@ namespace {
 [[noreturn]] void refuse(const Pool& pool, const std::string& what) {
   throw UsageError("[Topology] pool \"" + pool.name + "\": " + what);
 }
+[[noreturn]] void refuse(const NamedRanks& group, const std::string& what) {
+  throw UsageError("[Topology] group \"" + group.name + "\": " + what);
+}
 
-void check_ranks(const Pool& pool) {
-  if (pool.ranks.empty()) {
-    refuse(pool, "no ranks.");
+// Of a pool or a group.
+template <typename Named>
+void check_name_and_ranks(const Named& named, std::set<std::string>& names) {
+  if (!names.insert(named.name).second) {
+    refuse(named, "there are two of this name.");
+  }
+  if (named.ranks.empty()) {
+    refuse(named, "no ranks.");
   }
   std::set<int> seen;
-  for (const int rank : pool.ranks) {
+  for (const int rank : named.ranks) {
     if (rank < 0 || !seen.insert(rank).second) {
-      refuse(pool, "rank " + std::to_string(rank) + (rank < 0 ? " is below zero." : " is there twice."));
+      refuse(named, "rank " + std::to_string(rank) + (rank < 0 ? " is below zero." : " is there twice."));
     }
   }
 }
@@ -82,29 +90,49 @@ void check_shards(const Pool& pool, int64_t rows) {
 
 }  // namespace
 
-Topology::Topology(int64_t rows, std::vector<Pool> pools) : rows_(rows), pools_(std::move(pools)) {
+Topology::Topology(int64_t rows, std::vector<Pool> pools, std::vector<NamedRanks> groups)
+    : rows_(rows), pools_(std::move(pools)), groups_(std::move(groups)) {
   if (pools_.empty()) {
     throw UsageError("[Topology] no pools.");
   }
   std::set<std::string> names;
   for (auto& pool : pools_) {
-    if (!names.insert(pool.name).second) {
-      refuse(pool, "there are two of this name.");
-    }
-    check_ranks(pool);
+    check_name_and_ranks(pool, names);
     if (pool.shards.empty()) {
       pool.shards = even_shards(rows, pool.size());
     }
     check_shards(pool, rows);
   }
+  const auto known = all_ranks();
+  for (const auto& group : groups_) {
+    check_name_and_ranks(group, names);
+    for (const int rank : group.ranks) {
+      if (!std::binary_search(known.begin(), known.end(), rank)) {
+        refuse(group, "rank " + std::to_string(rank) + " is in no pool.");
+      }
+    }
+  }
+}
+
+std::vector<int> Topology::all_ranks() const {
+  std::set<int> ranks;
+  for (const auto& pool : pools_) {
+    ranks.insert(pool.ranks.begin(), pool.ranks.end());
+  }
+  return {ranks.begin(), ranks.end()};
 }
 
 int Topology::world_size() const {
-  int highest = 0;
-  for (const auto& pool : pools_) {
-    highest = std::max(highest, *std::max_element(pool.ranks.begin(), pool.ranks.end()));
+  return all_ranks().back() + 1;
+}
+
+const std::vector<int>& Topology::ranks_of(const std::string& name) const {
+  for (const auto& group : groups_) {
+    if (group.name == name) {
+      return group.ranks;
+    }
   }
-  return highest + 1;
+  return pool(name).ranks;
 }
 
 const Pool& Topology::pool(const std::string& name) const {
@@ -136,6 +164,12 @@ std::string Topology::text() const {
     out << "; " << pool.name << ":";
     for (int i = 0; i < pool.size(); ++i) {
       out << " " << pool.ranks[i] << "[" << pool.shards[i].begin << "," << pool.shards[i].end << ")";
+    }
+  }
+  for (const auto& group : groups_) {
+    out << "; " << group.name << ":";
+    for (const int rank : group.ranks) {
+      out << " " << rank;
     }
   }
   return out.str();

@@ -1,6 +1,7 @@
 #include <retape/dist/world.h>
 
 #include "dist/gloo.h"
+#include "dist/group_impl.h"
 #include "dist/store.h"
 #include "dist/world_impl.h"
 
@@ -37,13 +38,19 @@ int number(const char* name, int highest) {
 
 constexpr int kMostRanks = 1 << 20;
 
+// Written by a rank that has come into the world: it may be waited for like any other.
+std::string started_key(int rank) {
+  return "started/" + std::to_string(rank);
+}
+
 }  // namespace
 
 World World::from_environment(WorldOptions options) {
   auto impl = std::make_shared<Impl>();
   impl->size = number("WORLD_SIZE", kMostRanks);
   impl->rank = number("RANK", impl->size - 1);
-  impl->host = variable("MASTER_ADDR");
+  const auto host = variable("MASTER_ADDR");
+  impl->address = detail::own_address(host);
   const auto port = static_cast<uint16_t>(number("MASTER_PORT", 65535));
   const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const bool launcher = agent != nullptr && std::string(agent) == "True";
@@ -53,12 +60,13 @@ World World::from_environment(WorldOptions options) {
     impl->options.store_host = 0;
   }
   store = !launcher && impl->rank == 0
-      ? detail::serve_store(impl->host, detail::listen_at(impl->host, port), options.timeout)
-      : detail::reach_store(impl->host, port, options.timeout);
+      ? detail::serve_store(host, detail::listen_at(host, port), options.timeout)
+      : detail::reach_store(host, port, options.timeout);
   // A launcher that starts ranks anew keeps its store: the keys of an earlier try must not be found.
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
   impl->store = c10::make_intrusive<c10d::PrefixStore>(
       std::string("retape.world.") + (attempt ? attempt : "0"), std::move(store));
+  impl->store->set(started_key(impl->rank), "");
   return World(std::move(impl));
 }
 
@@ -81,34 +89,53 @@ Group World::all() const {
 }
 
 Group World::group(const std::string& name, std::vector<int> ranks) const {
-  const std::lock_guard guard(impl_->mutex);
-  const auto it = impl_->groups.find(name);
-  if (it != impl_->groups.end()) {
-    if (it->second.ranks() != ranks) {
-      throw UsageError("[World] there is a group \"" + name + "\" already, of other ranks.");
-    }
-    return it->second;
+  if (std::find(ranks.begin(), ranks.end(), impl_->rank) == ranks.end()) {
+    throw UsageError(
+        "[World] rank " + std::to_string(impl_->rank) + " is not in group \"" + name + "\". Fix: only members make it.");
   }
-  return impl_->groups.emplace(name, impl_->make_group(name, ranks)).first->second;
+  // Not made under the lock: other groups must not wait for the members of this one.
+  std::unique_lock lock(impl_->mutex);
+  std::packaged_task<Group()> make([&] { return impl_->make_group(name, ranks); });
+  const auto known = impl_->groups.find(name);
+  const bool is_new = known == impl_->groups.end();
+  const auto made = is_new ? Impl::Made{ranks, make.get_future().share()} : known->second;
+  if (is_new) {
+    impl_->groups.emplace(name, made);
+  }
+  lock.unlock();
+  if (made.ranks != ranks) {
+    throw UsageError("[World] there is a group \"" + name + "\" already, of other ranks.");
+  }
+  if (is_new) {
+    make();
+  }
+  return made.group.get();
 }
 
 Group World::Impl::make_group(const std::string& name, const std::vector<int>& ranks) const {
-  const auto it = std::find(ranks.begin(), ranks.end(), rank);
-  if (it == ranks.end()) {
-    throw UsageError(
-        "[World] rank " + std::to_string(rank) + " is not in group \"" + name + "\". Fix: only members make it.");
-  }
   if (ranks.size() == 1) {
     return Group::alone(name, rank);
   }
-  // A connection of its own: connecting waits for the others, and other groups must not wait for that.
-  const auto own = c10::make_intrusive<c10d::PrefixStore>(name, store->clone());
-  const auto index = static_cast<int>(it - ranks.begin());
-  return Group(
+  if (!store) {
+    throw UsageError("[World] group \"" + name + "\": this process is alone.");
+  }
+  std::vector<std::string> started;
+  for (const int each : ranks) {
+    started.push_back(started_key(each));
+  }
+  const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const auto size = static_cast<int>(ranks.size());
+  return detail::GroupImpl::making(
       name,
       ranks,
-      detail::make_gloo(own, host, index, static_cast<int>(ranks.size()), options.timeout),
-      options);
+      index,
+      options,
+      c10::make_intrusive<c10d::PrefixStore>(name, store),
+      store,
+      store->check(started) ? options.timeout : std::max(options.timeout, detail::kToConnect),
+      [address = address, index, size, timeout = options.timeout](const detail::StorePtr& own) {
+        return detail::make_gloo(own, address, index, size, timeout);
+      });
 }
 
 }  // namespace retape::dist

@@ -64,15 +64,17 @@ void Session::advance(const std::string& what) {
 
 void Session::add_ragged() {
   topologies_ = options_.topologies;
-  const auto is = [](const NamedTopology& named) { return is_ragged(named.topology); };
-  const auto* base = most_different(topologies_);
-  if (!options_.ragged || !base || std::any_of(topologies_.begin(), topologies_.end(), is)) {
-    return;
-  }
-  if (auto variant = ragged(base->topology)) {
+  auto bases = topologies_;
+  while (options_.ragged) {
+    const auto left = never_uneven(topologies_);
+    std::erase_if(bases, [&](const NamedTopology& base) { return !can_be_uneven(base.topology, left); });
+    const auto* base = most_different(bases);
+    if (!base) {
+      return;
+    }
     const auto name = base->name + ", ragged";
     even_[name] = base->name;
-    topologies_.push_back({name, std::move(*variant)});
+    topologies_.push_back({name, *ragged(base->topology)});
   }
 }
 
@@ -90,27 +92,8 @@ const Outcome& Session::check(const Planned& planned, const Outcome* scale) {
 
 void Session::check_steps(const Planned& planned, const Outcome& scale) {
   const auto& reference = check(planned, &scale);
-  if (!planned.run.precision.decides()) {
-    return;
-  }
-  // A parameter that stands still would be equal whatever its gradient is.
-  auto next = planned.what;
-  ++next.steps;
-  const auto& later = runner_.reference(next, planned.name());
-  if (runner_.first() && reference.parameters.empty()) {
+  if (runner_.first() && planned.run.precision.decides() && reference.parameters.empty()) {
     report_.vacuous.push_back(planned.name() + ": the reference gives no parameters.");
-  }
-  for (auto& row : report_.rows) {
-    const bool here = row.topology == planned.run.topology.name && row.dtype == planned.run.precision.text() &&
-        row.terms == planned.run.terms && row.what == "parameter" && row.kind == Kind::Equal;
-    if (!here || matches(row.tensor, options_.may_be_dead)) {
-      continue;
-    }
-    const auto after = later.parameters.find(row.tensor);
-    if (after != later.parameters.end() && at::equal(after->second, reference.parameters.at(row.tensor))) {
-      row.kind = Kind::Vacuous;
-      row.reason = "another step does not move it";
-    }
   }
 }
 
@@ -125,7 +108,7 @@ void Session::check(const NamedTopology& topology, const Precision& precision) {
     terms.alone.push_back(terms.all);
   }
   if (runner_.first()) {
-    judge_visibility(all.run, terms, options_.may_be_dead, report_.rows);
+    judge_visibility(all.run, terms, report_.rows);
   }
   if (const auto steps = plan_steps(topology, precision, options_)) {
     check_steps(*steps, *terms.all);
@@ -245,6 +228,9 @@ GradCheck::GradCheck(Group everyone, Step reference, Step distributed, GradCheck
   }
   if (options_.steps < 0) {
     detail::refuse("steps is " + std::to_string(options_.steps) + ": expected 0 or more.");
+  }
+  if (options_.microbatches < 1) {
+    detail::refuse("microbatches is " + std::to_string(options_.microbatches) + ": expected 1 or more.");
   }
   for (const auto& precision : detail::precisions(options_)) {
     detail::tolerance(precision, options_);

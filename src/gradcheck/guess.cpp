@@ -1,9 +1,9 @@
-// Which sizes make a factor.
+#include "gradcheck/guess.h"
+
 #include "gradcheck/sizes.h"
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 namespace retape::dist::detail {
 
@@ -59,19 +59,16 @@ void each(Exponents& exponents, size_t next, int factors, double value, const st
 
 std::vector<Number> numbers_of(const Topology& topology) {
   std::vector<Number> numbers;
-  std::set<int> ranks;
+  const int ranks = all_ranks(topology);
   bool has_all = false;
-  for (const auto& pool : topology.pools()) {
-    ranks.insert(pool.ranks.begin(), pool.ranks.end());
-  }
   for (const auto& size : sizes_of(topology)) {
     if (size.value > 1) {
       numbers.push_back({size.name, static_cast<double>(size.value)});
     }
-    has_all |= size.value == static_cast<int>(ranks.size());
+    has_all |= size.value == ranks;
   }
   if (!has_all) {
-    numbers.push_back({"n_ranks", static_cast<double>(ranks.size())});
+    numbers.push_back({"n_ranks", static_cast<double>(ranks)});
   }
   return numbers;
 }

@@ -1,10 +1,11 @@
 #include "gradcheck/judge.h"
 
 #include "gradcheck/fit.h"
+#include "gradcheck/guess.h"
 #include "gradcheck/number_text.h"
-#include "gradcheck/sizes.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include <cmath>
 #include <limits>
@@ -18,6 +19,7 @@ namespace {
 using Kind = Verdict::Kind;
 using Tensors = std::map<std::string, at::Tensor>;
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNoFactor = 1e-9;  // a residual up to this is rounding, in any dtype
 constexpr double kOne = 1e-6;       // an alpha so close to one is one
 
@@ -38,6 +40,11 @@ GradRow row_of(const Run& run, const char* what, const std::string& name, double
   row.tensor = name;
   row.tolerance = tolerance;
   return row;
+}
+
+void become_vacuous(GradRow& row, const std::string& reason) {
+  row.kind = Kind::Vacuous;
+  row.reason = reason;
 }
 
 void differ(GradRow& row, const std::string& reason) {
@@ -82,31 +89,78 @@ std::string explain(const GradRow& row, const Run& run) {
   return text;
 }
 
-// `reference` is not zero.
-void compare(GradRow& row, const Run& run, const at::Tensor& reference, const at::Tensor& found, bool roots) {
-  if (reference.sizes() != found.sizes()) {
-    std::ostringstream text;
-    text << "sizes are " << found.sizes() << ", of the reference " << reference.sizes();
-    row.error = std::numeric_limits<double>::infinity();
-    return differ(row, text.str());
+bool same_sizes(GradRow& row, const at::Tensor& reference, const at::Tensor& found) {
+  if (reference.sizes() == found.sizes()) {
+    return true;
   }
+  std::ostringstream text;
+  text << "sizes are " << found.sizes() << ", of the reference " << reference.sizes();
+  row.error = kInfinity;
+  differ(row, text.str());
+  return false;
+}
+
+// Fills in what was fitted; false where that is not finite.
+bool fits(GradRow& row, const at::Tensor& reference, const at::Tensor& found) {
   const auto fitted = fit(reference, found);
   if (!fitted.finite) {
-    row.error = std::numeric_limits<double>::infinity();
-    if (!std::isfinite(largest(reference))) {
-      row.kind = Kind::Vacuous;
-      row.reason = "the reference is not finite";
-      return;
+    row.error = kInfinity;
+    if (std::isfinite(largest(reference))) {
+      differ(row, "not finite, and the reference is");
+    } else {
+      become_vacuous(row, "the reference is not finite");
     }
-    return differ(row, "not finite, and the reference is");
+    return false;
   }
   row.error = fitted.error;
   row.alpha = fitted.alpha;
   row.residual = fitted.residual;
+  return true;
+}
+
+void hold_to_tolerance(GradRow& row, const Run& run, bool roots, const std::string& of = "") {
   if (row.error > row.tolerance) {
     const double within = std::max(kOne, std::min(row.tolerance, 1e-2));
     row.guesses = guesses(row.alpha, run.topology.topology, roots, within);
-    differ(row, explain(row, run));
+    differ(row, of + explain(row, run));
+  }
+}
+
+// `reference` is not zero.
+void compare(GradRow& row, const Run& run, const at::Tensor& reference, const at::Tensor& found, bool roots) {
+  if (same_sizes(row, reference, found) && fits(row, reference, found)) {
+    hold_to_tolerance(row, run, roots);
+  }
+}
+
+void compare_movement(
+    GradRow& row, const Run& run, const at::Tensor& before, const at::Tensor& reference, const at::Tensor& found) {
+  if (!same_sizes(row, reference, found) || !same_sizes(row, before, reference)) {
+    return;
+  }
+  const auto expected = as_double(reference) - as_double(before);
+  const auto moved = as_double(found) - as_double(before);
+  if (largest(expected) == 0) {
+    if (largest(moved) > 0) {
+      row.error = kInfinity;
+      differ(row, "moves by up to " + short_number(largest(moved)) + ", and in the reference it does not");
+    } else if (!matches(row.tensor, run.may_be_dead)) {
+      become_vacuous(row, "steps do not move it. Fix: may_be_dead, if that is meant");
+    }
+    return;
+  }
+  const Movement movement{run.steps, expected.numel(), euclidean(reference) / euclidean(expected)};
+  row.tolerance = movement_tolerance(run.precision, run.tolerance, movement);
+  if (!fits(row, expected, moved)) {
+    return;
+  }
+  row.error = std::hypot(row.alpha - 1, row.residual);  // the two are at right angles
+  hold_to_tolerance(row, run, /*roots=*/false, "movement in steps: ");
+  if (row.kind == Kind::Equal && row.tolerance >= 1) {
+    become_vacuous(
+        row, "moves by " + error_number(1 / movement.size) + " of its size, and rounding may be off by " +
+            error_number(row.tolerance) + " of that: standing still would pass. Fix: a larger rate or more steps "
+            "for the check");
   }
 }
 
@@ -116,8 +170,8 @@ bool compare_zeros(GradRow& row, const Tensors& found, double scale) {
   if (most <= row.tolerance * scale) {
     return false;
   }
-  row.error = std::numeric_limits<double>::infinity();
-  row.alpha = std::numeric_limits<double>::infinity();
+  row.error = kInfinity;
+  row.alpha = kInfinity;
   differ(row, "the reference has none, and ranks have up to " + short_number(most));
   return true;
 }
@@ -128,17 +182,11 @@ void compare_missing(GradRow& row) {
   differ(row, "no rank has it");
 }
 
-void judge_tensors(
-    const Run& run,
-    const char* what,
-    double tolerance,
-    const Tensors& reference,
-    const Tensors& found,
-    const std::map<std::string, std::string>& odd,
-    const Tensors& scale,
-    std::vector<GradRow>& rows) {
+void judge_gradients(
+    const Run& run, const Tensors& reference, const United& ranks, const Tensors& scale, std::vector<GradRow>& rows) {
+  const auto& found = ranks.outcome.gradients;
   for (const auto& name : names_of(reference, found)) {
-    auto row = row_of(run, what, name, tolerance);
+    auto row = row_of(run, "gradient", name, run.tolerance);
     bool told = true;
     if (largest_of(reference, name) == 0) {
       told = compare_zeros(row, found, largest_of(scale, name));
@@ -147,13 +195,35 @@ void judge_tensors(
     } else {
       compare(row, run, reference.at(name), found.at(name), /*roots=*/false);
     }
-    if (const auto it = odd.find(name); it != odd.end()) {
+    if (const auto it = ranks.odd_gradients.find(name); it != ranks.odd_gradients.end()) {
       differ(row, it->second);
       told = true;
     }
     if (told) {
       rows.push_back(std::move(row));
     }
+  }
+}
+
+void judge_parameters(
+    const Run& run, const Tensors& reference, const United& ranks, const Tensors& before, std::vector<GradRow>& rows) {
+  const auto& found = ranks.outcome.parameters;
+  for (const auto& name : names_of(reference, found)) {
+    auto row = row_of(run, "parameter", name, run.tolerance);
+    if (!has(reference, name)) {
+      row.error = kInfinity;
+      differ(row, "the reference has none of this name");
+    } else if (!has(found, name)) {
+      compare_missing(row);
+    } else if (!has(before, name)) {
+      become_vacuous(row, "how far it moves is not known. Fix: a reference that gives parameters with steps 0, too");
+    } else {
+      compare_movement(row, run, before.at(name), reference.at(name), found.at(name));
+    }
+    if (const auto it = ranks.odd_parameters.find(name); it != ranks.odd_parameters.end()) {
+      differ(row, it->second);
+    }
+    rows.push_back(std::move(row));
   }
 }
 
@@ -189,12 +259,10 @@ void judge_norms(const Run& run, const Outcome& reference, const United& ranks, 
 
 std::vector<GradRow> judge(const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale) {
   std::vector<GradRow> rows;
-  judge_tensors(
-      run, "gradient", run.tolerance, reference.gradients, ranks.outcome.gradients, ranks.odd_gradients,
-      scale.gradients, rows);
-  judge_tensors(
-      run, "parameter", parameter_tolerance(run.precision, run.tolerance), reference.parameters,
-      ranks.outcome.parameters, ranks.odd_parameters, {}, rows);
+  judge_gradients(run, reference.gradients, ranks, scale.gradients, rows);
+  if (run.steps > 0) {
+    judge_parameters(run, reference.parameters, ranks, scale.parameters, rows);
+  }
   judge_norms(run, reference, ranks, rows);
   return rows;
 }

@@ -21,10 +21,13 @@ struct Run {
   std::string terms;
   double tolerance = 0;
   bool random = false;  // the one term that is on draws random numbers
+  int steps = 0;        // of the optimizer
+  std::vector<std::string> may_be_dead = {};
 };
 
-// `scale`: gradients with all terms on. Where the reference has none, ranks may have what rounds to zero
-// beside those. A tensor without gradient in both has no row.
+// `scale`: the reference with all terms on, before any step. Where it has no gradient, ranks may have what
+// rounds to zero beside those of `scale`; where both have none there is no row. Parameters are compared
+// after steps only, by how far they have moved from those of `scale`.
 std::vector<GradRow> judge(const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale);
 
 // Sees through "*" at the end of a pattern.
@@ -39,8 +42,7 @@ struct Terms {
 
 // Where a term is too small to be judged, or not there, its row of `rows` becomes vacuous if it was equal;
 // a new one where it has none. `run.terms` is of no interest.
-void judge_visibility(
-    const Run& run, const Terms& terms, const std::vector<std::string>& may_be_dead, std::vector<GradRow>& rows);
+void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& rows);
 
 // Adds to the reason of a row that differs what its neighbours tell: only a ragged variant differs, or only
 // a dtype of production. `even`: what a variant was made from, by names.

@@ -13,8 +13,8 @@ Planned planned(
     const GradCheckOptions& options,
     const Term* alone,
     int steps) {
-  Run run{topology, precision, "all", tolerance(precision, options), false};
-  Case what{topology.topology, {}, precision.dtype, precision.wire, steps, options.seed};
+  Run run{topology, precision, "all", tolerance(precision, options), false, steps, options.may_be_dead};
+  Case what{topology.topology, {}, precision.dtype, precision.wire, steps, options.seed, options.microbatches};
   for (const auto& term : options.terms) {
     const bool on = !alone || alone == &term;
     what.terms[term.name] = on ? term.coefficient : 0;
@@ -76,7 +76,7 @@ std::string text_of(const GradCheckOptions& options) {
   for (const auto& precision : precisions(options)) {
     text << precision.text() << " to " << tolerance(precision, options) << "; ";
   }
-  text << options.steps << " steps; ragged " << options.ragged << "; mutations " << options.mutations << "; seed "
+  text << options.steps << " steps; " << options.microbatches << " microbatches; ragged " << options.ragged << "; mutations " << options.mutations << "; seed "
        << options.seed;
   return text.str();
 }

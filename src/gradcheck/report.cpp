@@ -1,7 +1,8 @@
 #include <retape/dist/gradcheck_report.h>
 
-#include "gradcheck/json.h"
 #include "gradcheck/number_text.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,7 @@ namespace retape::dist {
 
 namespace {
 
+using Json = nlohmann::ordered_json;
 using Kind = Verdict::Kind;
 using detail::counted;
 using detail::error_number;
@@ -119,46 +121,55 @@ std::string line_of(const GradMutant& mutant) {
   out << text(mutant.mutation) << (mutant.pool.empty() ? "" : " (of " + mutant.pool + ")") << " at "
       << text(mutant.at.place) << " \"" << mutant.at.name << "\" of group \"" << mutant.at.group << "\": "
       << mutant.reason;
+  if (mutant.fitted && mutant.predicted && !mutant.as_predicted()) {
+    out << detail::short_number(*mutant.fitted) << " of \"" << mutant.tensor << "\", predicted "
+        << detail::short_number(*mutant.predicted) << ": no gradient is this contribution alone";
+  }
   return out.str();
 }
 
-std::string json_of(const GradRow& row, const Causes& causes) {
-  namespace json = detail::json;
-  return json::Object()
-      .add("topology", json::text(row.topology))
-      .add("dtype", json::text(row.dtype))
-      .add("terms", json::text(row.terms))
-      .add("what", json::text(row.what))
-      .add("tensor", json::text(row.tensor))
-      .add("kind", json::text(name_of(row.kind)))
-      .add("error", json::number(row.error))
-      .add("tolerance", json::number(row.tolerance))
-      .add("alpha", json::number(row.alpha))
-      .add("residual", json::number(row.residual))
-      .add("guesses", json::array(row.guesses, json::text))
-      .add("reason", json::text(row.reason))
-      .add("follows", json::boolean(row.kind == Kind::Different && causes.has(row)))
-      .str();
+Json json_of(const GradRow& row, const Causes& causes) {
+  return {
+      {"topology", row.topology},
+      {"dtype", row.dtype},
+      {"terms", row.terms},
+      {"what", row.what},
+      {"tensor", row.tensor},
+      {"kind", name_of(row.kind)},
+      {"error", row.error},
+      {"tolerance", row.tolerance},
+      {"alpha", row.alpha},
+      {"residual", row.residual},
+      {"guesses", row.guesses},
+      {"reason", row.reason},
+      {"follows", row.kind == Kind::Different && causes.has(row)}};
 }
 
-std::string json_of(const GradMutant& mutant) {
-  namespace json = detail::json;
-  const auto maybe = [](const std::optional<double>& value) { return value ? json::number(*value) : "null"; };
-  return json::Object()
-      .add("place", json::text(text(mutant.at.place)))
-      .add("name", json::text(mutant.at.name))
-      .add("group", json::text(mutant.at.group))
-      .add("size", std::to_string(mutant.at.size))
-      .add("mutation", json::text(text(mutant.mutation)))
-      .add("pool", json::text(mutant.pool))
-      .add("predicted", maybe(mutant.predicted))
-      .add("fitted", maybe(mutant.fitted))
-      .add("as_predicted", json::boolean(mutant.as_predicted()))
-      .add("tensor", json::text(mutant.tensor))
-      .add("terms", json::text(mutant.terms))
-      .add("killed", json::boolean(mutant.killed))
-      .add("reason", json::text(mutant.reason))
-      .str();
+Json json_of(const GradMutant& mutant) {
+  const auto maybe = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+  return {
+      {"place", text(mutant.at.place)},
+      {"name", mutant.at.name},
+      {"group", mutant.at.group},
+      {"size", mutant.at.size},
+      {"mutation", text(mutant.mutation)},
+      {"pool", mutant.pool},
+      {"predicted", maybe(mutant.predicted)},
+      {"fitted", maybe(mutant.fitted)},
+      {"as_predicted", mutant.as_predicted()},
+      {"tensor", mutant.tensor},
+      {"terms", mutant.terms},
+      {"killed", mutant.killed},
+      {"reason", mutant.reason}};
+}
+
+template <typename Items, typename Each>
+Json array_of(const Items& items, Each each) {
+  auto array = Json::array();
+  for (const auto& item : items) {
+    array.push_back(each(item));
+  }
+  return array;
 }
 
 size_t count_of(const std::vector<GradRow>& rows, Kind kind) {
@@ -209,6 +220,16 @@ int GradReport::killed() const {
       std::count_if(mutants.begin(), mutants.end(), [](const GradMutant& mutant) { return mutant.killed; }));
 }
 
+int GradReport::predicted() const {
+  return static_cast<int>(std::count_if(
+      mutants.begin(), mutants.end(), [](const GradMutant& mutant) { return mutant.predicted.has_value(); }));
+}
+
+int GradReport::as_predicted() const {
+  return static_cast<int>(
+      std::count_if(mutants.begin(), mutants.end(), [](const GradMutant& mutant) { return mutant.as_predicted(); }));
+}
+
 double GradReport::kill_rate() const {
   return mutants.empty() ? 0 : static_cast<double>(killed()) / static_cast<double>(mutants.size());
 }
@@ -239,37 +260,41 @@ std::string GradReport::text() const {
   lines(out, vacuous, "reasons", all, [](const auto& reason) { return "vacuous: " + reason; });
   if (!mutated.empty()) {
     out << "\n  self-test at " << mutated << ": " << killed() << " of " << counted(mutants.size(), "mutant")
-        << " noticed";
+        << " noticed, " << as_predicted() << " of " << predicted() << " by the ratio that was predicted";
     lines(
         out, mutants, "survivors", [](const GradMutant& mutant) { return !mutant.killed; },
         [](const GradMutant& mutant) { return "not noticed: " + line_of(mutant); });
+    lines(
+        out, mutants, "of other ratios",
+        [](const GradMutant& mutant) { return mutant.killed && mutant.predicted && !mutant.as_predicted(); },
+        [](const GradMutant& mutant) { return "noticed, by another ratio: " + line_of(mutant); });
   }
   lines(out, notes, "notes", all, [](const auto& note) { return "note: " + note; });
   return out.str();
 }
 
 std::string GradReport::json() const {
-  namespace json = detail::json;
   const auto* most = worst();
   const Causes causes(rows);
-  return json::Object()
-      .add("kind", json::text(name_of(kind)))
-      .add("exit_code", std::to_string(exit_code()))
-      .add("worst_error", most ? json::number(most->error) : "null")
-      .add("vacuous", json::array(vacuous, json::text))
-      .add("notes", json::array(notes, json::text))
-      .add("rows", json::array(rows, [&](const GradRow& row) { return json_of(row, causes); }))
-      .add(
-          "self_test",
-          json::Object()
-              .add("topology", json::text(mutated))
-              .add("killed", std::to_string(killed()))
-              .add("mutants", std::to_string(mutants.size()))
-              .add("equivalent", std::to_string(equivalent))
-              .add("kill_rate", mutants.empty() ? "null" : json::number(kill_rate()))
-              .add("rows", json::array(mutants, [](const GradMutant& mutant) { return json_of(mutant); }))
-              .str())
-      .str();
+  const Json self_test{
+      {"topology", mutated},
+      {"killed", killed()},
+      {"mutants", mutants.size()},
+      {"equivalent", equivalent},
+      {"predicted", predicted()},
+      {"as_predicted", as_predicted()},
+      {"kill_rate", mutants.empty() ? Json() : Json(kill_rate())},
+      {"rows", array_of(mutants, [](const GradMutant& mutant) { return json_of(mutant); })}};
+  const Json all{
+      {"kind", name_of(kind)},
+      {"exit_code", exit_code()},
+      {"worst_error", most ? Json(most->error) : Json()},
+      {"vacuous", vacuous},
+      {"notes", notes},
+      {"rows", array_of(rows, [&](const GradRow& row) { return json_of(row, causes); })},
+      {"self_test", self_test}};
+  // Names that are not UTF-8 are somebody's, too.
+  return all.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace retape::dist

@@ -112,7 +112,7 @@ const Outcome& Runner::reference(const Case& what, const std::string& name) {
   return known_.emplace(key, std::move(outcome)).first->second;
 }
 
-Ran Runner::run(const Case& what, const std::optional<Breakage>& breakage) {
+Ran Runner::run(const Case& what, const std::optional<Break>& broken) {
   Ran ran;
   Outcome mine;
   std::vector<Contribution> seen;
@@ -120,14 +120,14 @@ Ran Runner::run(const Case& what, const std::optional<Breakage>& breakage) {
   const auto error = caught([&] {
     if (everyone_.rank() < what.topology.world_size()) {
       std::optional<Watch> watch;
-      breakage ? watch.emplace(breakage->at, breakage->mutation, breakage->factor) : watch.emplace();
+      broken ? watch.emplace(std::vector{*broken}) : watch.emplace();
       mine = distributed_(what);
       seen = watch->seen();
       hit = watch->hit();
     }
   });
   ran.own = error.error;
-  if (error.error && !error.collective && !breakage && raised_) {
+  if (error.error && !error.collective && !broken && raised_) {
     raised_(error.text);
   }
   ran.errors = errors_of(everyone_, error);
@@ -135,7 +135,7 @@ Ran Runner::run(const Case& what, const std::optional<Breakage>& breakage) {
     return ran;
   }
   ran.united = unite(everyone_, mine);
-  if (breakage) {
+  if (broken) {
     const auto hits = at::full({1}, hit ? 1 : 0, at::kLong);
     everyone_.sum("gradcheck hits", hits);
     ran.hit = hits.item<int64_t>() > 0;
@@ -153,8 +153,8 @@ Ran Runner::distributed(const Case& what, const std::string& name) {
   return ran;
 }
 
-Ran Runner::broken(const Case& what, const Breakage& breakage) {
-  return run(what, breakage);
+Ran Runner::broken(const Case& what, const Break& broken) {
+  return run(what, broken);
 }
 
 bool Runner::decide(bool decision) const {

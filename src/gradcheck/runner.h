@@ -23,13 +23,6 @@ struct Ran {
   std::exception_ptr own;          // of this rank
 };
 
-// What to break; nothing by default.
-struct Breakage {
-  Contribution at;
-  Mutation mutation = Mutation::None;
-  double factor = 1;
-};
-
 class Runner {
  public:
   Runner(
@@ -48,13 +41,13 @@ class Runner {
   // An exception on any rank raises on all.
   Ran distributed(const Case& what, const std::string& name);
   // Errors are results.
-  Ran broken(const Case& what, const Breakage& breakage);
+  Ran broken(const Case& what, const Break& broken);
 
   // The first rank's decision.
   bool decide(bool decision) const;
 
  private:
-  Ran run(const Case& what, const std::optional<Breakage>& breakage);
+  Ran run(const Case& what, const std::optional<Break>& broken);
   [[noreturn]] void fail(const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const;
 
   const Group& everyone_;

@@ -16,6 +16,11 @@ bool is_pool(const Topology& topology, const std::string& name) {
   return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) { return pool.name == name; });
 }
 
+bool needs_others(Mutation mutation, Place place) {
+  return (mutation != Mutation::Drop && mutation != Mutation::Double) ||
+      (mutation == Mutation::Drop && place == Place::Count);
+}
+
 std::string raised(const RankError& error) {
   return "rank " + std::to_string(error.rank) + " raised: " + error.text.substr(0, error.text.find('\n'));
 }
@@ -27,8 +32,7 @@ std::vector<Trial> trials_at(
   std::vector<Trial> trials;
   for (const auto mutation : mutations_of(at.place)) {
     const auto predicted = predicted_ratio(mutation, at);
-    const bool needs_others = mutation != Mutation::Drop && mutation != Mutation::Double;
-    if (predicted == 1.0 || (needs_others && at.size == 1)) {
+    if (predicted == 1.0 || (needs_others(mutation, at.place) && at.size == 1)) {
       ++equivalent;
       continue;
     }
@@ -113,6 +117,7 @@ bool SelfTest::list(GradReport& report) {
       if (known == seen.end()) {
         seen.push_back({each, {i}});
       } else {
+        known->first.even = known->first.even && each.even && known->first.count == each.count;
         known->second.push_back(i);
       }
     }
@@ -142,12 +147,23 @@ bool SelfTest::try_one(Trial& trial, GradReport& report) {
     }
     hit |= ran.hit;
     std::vector<GradRow> rows;
-    if (differs(run, ran, rows)) {
-      mutant.killed = true;
-      mutant.terms = runs_[run].run.terms;
-      note_fit(mutant, rows);
+    if (!differs(run, ran, rows)) {
+      continue;
+    }
+    auto found = mutant;
+    found.killed = true;
+    found.terms = runs_[run].run.terms;
+    note_fit(found, rows);
+    // Another run may show it alone.
+    if (!mutant.killed || found.as_predicted()) {
+      mutant = found;
+    }
+    if (runner_.decide(!mutant.predicted || mutant.as_predicted())) {
       return true;
     }
+  }
+  if (mutant.killed) {
+    return true;
   }
   if (!hit) {
     mutant.reason = "the contribution did not come by again";

@@ -22,14 +22,6 @@ bool same_ranks(const Pool& a, const Pool& b) {
   return std::set<int>(a.ranks.begin(), a.ranks.end()) == std::set<int>(b.ranks.begin(), b.ranks.end());
 }
 
-int all_ranks(const Topology& topology) {
-  std::set<int> ranks;
-  for (const auto& pool : topology.pools()) {
-    ranks.insert(pool.ranks.begin(), pool.ranks.end());
-  }
-  return static_cast<int>(ranks.size());
-}
-
 bool all_ones(const Topology& topology) {
   const auto& pools = topology.pools();
   return std::all_of(pools.begin(), pools.end(), [](const Pool& pool) { return pool.size() == 1; });
@@ -41,6 +33,10 @@ size_t different_sizes(const Topology& topology) {
     values.insert(size.value);
   }
   return values.size();
+}
+
+bool can_be_uneven(const Pool& pool, int64_t rows) {
+  return pool.size() > 1 && rows > pool.size();
 }
 
 // How two sizes compare, in all topologies that have both.
@@ -67,6 +63,16 @@ std::map<std::pair<std::string, std::string>, Pair> pairs(const std::vector<Name
   return all;
 }
 
+}  // namespace
+
+int all_ranks(const Topology& topology) {
+  std::set<int> ranks;
+  for (const auto& pool : topology.pools()) {
+    ranks.insert(pool.ranks.begin(), pool.ranks.end());
+  }
+  return static_cast<int>(ranks.size());
+}
+
 std::vector<RowRange> uneven_shards(int64_t rows, int shards, bool growing) {
   // One row each; of the others the i-th gets i parts, the last one what is left over.
   const int64_t others = rows - shards;
@@ -88,8 +94,6 @@ std::vector<RowRange> uneven_shards(int64_t rows, int shards, bool growing) {
   }
   return cut;
 }
-
-}  // namespace
 
 std::vector<Size> sizes_of(const Topology& topology) {
   std::vector<Size> sizes;
@@ -137,22 +141,62 @@ std::vector<std::string> notes_on(const std::vector<NamedTopology>& topologies) 
   if (!one_way.empty()) {
     notes.push_back("rows go from pool to pool in one direction of fan only: always " + one_way + ".");
   }
-  const auto is = [](const NamedTopology& named) { return is_ragged(named.topology); };
-  if (std::none_of(topologies.begin(), topologies.end(), is)) {
-    notes.push_back("all shards are even: a mean of each rank's mean would not be seen.");
+  std::string even;
+  for (const auto& pool : never_uneven(topologies)) {
+    even += (even.empty() ? "" : ", ") + pool;
+  }
+  if (!even.empty()) {
+    notes.push_back(
+        "shards of " + even + " are even in every topology: a mean of each rank's mean would not be seen.");
+  }
+  if (!std::any_of(topologies.begin(), topologies.end(), [](const auto& named) { return all_ones(named.topology); })) {
+    notes.push_back("no topology has one rank in every pool: what is wrong there already looks like a wrong sum.");
   }
   return notes;
 }
 
-bool is_ragged(const Topology& topology) {
+bool is_even(const Topology& topology) {
   for (const auto& pool : topology.pools()) {
     for (const auto& shard : pool.shards) {
       if (shard.size() != pool.shards.front().size()) {
-        return true;
+        return false;
       }
     }
   }
-  return false;
+  return true;
+}
+
+bool is_uneven(const Pool& pool) {
+  const auto [fewest, most] = std::minmax_element(
+      pool.shards.begin(), pool.shards.end(),
+      [](const RowRange& a, const RowRange& b) { return a.size() < b.size(); });
+  return most->size() >= std::min(2 * fewest->size(), fewest->size() + 2);
+}
+
+std::vector<std::string> never_uneven(const std::vector<NamedTopology>& topologies) {
+  std::vector<std::string> could;
+  std::set<std::string> are;
+  for (const auto& [name, topology] : topologies) {
+    for (const auto& pool : topology.pools()) {
+      if (is_uneven(pool)) {
+        are.insert(pool.name);
+      } else if (can_be_uneven(pool, topology.rows()) &&
+                 std::find(could.begin(), could.end(), pool.name) == could.end()) {
+        could.push_back(pool.name);
+      }
+    }
+  }
+  could.erase(
+      std::remove_if(could.begin(), could.end(), [&](const std::string& name) { return are.count(name) > 0; }),
+      could.end());
+  return could;
+}
+
+bool can_be_uneven(const Topology& topology, const std::vector<std::string>& names) {
+  const auto& pools = topology.pools();
+  return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) {
+    return can_be_uneven(pool, topology.rows()) && std::find(names.begin(), names.end(), pool.name) != names.end();
+  });
 }
 
 std::optional<Topology> ragged(const Topology& topology) {
@@ -160,7 +204,7 @@ std::optional<Topology> ragged(const Topology& topology) {
   bool changed = false;
   bool growing = true;
   for (auto& pool : pools) {
-    if (pool.size() > 1 && topology.rows() > pool.size()) {
+    if (can_be_uneven(pool, topology.rows()) && !is_uneven(pool)) {
       // Pools in turns, so that a rank's overlaps with another pool are uneven too.
       pool.shards = uneven_shards(topology.rows(), pool.size(), growing);
       growing = !growing;
@@ -170,7 +214,7 @@ std::optional<Topology> ragged(const Topology& topology) {
   if (!changed) {
     return std::nullopt;
   }
-  return Topology(topology.rows(), std::move(pools));
+  return Topology(topology.rows(), std::move(pools), topology.groups());
 }
 
 const NamedTopology* most_different(const std::vector<NamedTopology>& topologies) {
@@ -182,7 +226,7 @@ const NamedTopology* most_different(const std::vector<NamedTopology>& topologies
     const auto score = [](const NamedTopology& t) {
       const auto different = different_sizes(t.topology);
       // Ranks in a sum are what mutations multiply; an even cut is what predictions are for.
-      return std::tuple(different == sizes_of(t.topology).size(), different, !is_ragged(t.topology), -all_ranks(t.topology));
+      return std::tuple(different == sizes_of(t.topology).size(), different, is_even(t.topology), -all_ranks(t.topology));
     };
     if (!best || score(named) > score(*best)) {
       best = &named;

@@ -18,8 +18,12 @@ std::vector<Precision> precisions(const GradCheckOptions& options);
 
 double tolerance(const Precision& precision, const GradCheckOptions& options);
 
-// Of parameters after some steps. An optimizer that divides by the size of the gradient turns the
-// rounding of a gradient near zero into a step of its full length, so but for float64 it is the root.
-double parameter_tolerance(const Precision& precision, double tolerance);
+// Of how far a parameter moves in some steps: ||difference|| / ||movement|| may be this.
+struct Movement {
+  int steps = 1;
+  int64_t count = 1;   // of numbers
+  double size = 1;     // ||parameter|| / ||movement||
+};
+double movement_tolerance(const Precision& precision, double tolerance, const Movement& movement);
 
 }  // namespace retape::dist::detail

@@ -276,7 +276,7 @@ std::vector<Contribution> unite(const Group& everyone, const std::vector<Contrib
   Packer packer;
   packer.number(mine.size());
   for (const auto& each : mine) {
-    packer.number(static_cast<int64_t>(each.place)).text(each.name).text(each.group).number(each.size);
+    packer.number(static_cast<int64_t>(each.place)).text(each.name).text(each.group).number(each.size).number(each.count).number(each.even);
   }
   std::vector<Contribution> all;
   for (const auto& text : gather_texts(everyone, "gradcheck contributions", packer.str())) {
@@ -287,7 +287,11 @@ std::vector<Contribution> unite(const Group& everyone, const std::vector<Contrib
       each.name = unpacker.text();
       each.group = unpacker.text();
       each.size = static_cast<int>(unpacker.number());
-      if (std::find(all.begin(), all.end(), each) == all.end()) {
+      each.count = unpacker.number();
+      each.even = unpacker.number() != 0;
+      if (const auto known = std::find(all.begin(), all.end(), each); known != all.end()) {
+        known->even = known->even && each.even && known->count == each.count;
+      } else {
         all.push_back(std::move(each));
       }
     }

@@ -114,15 +114,14 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-void judge_visibility(
-    const Run& run, const Terms& terms, const std::vector<std::string>& may_be_dead, std::vector<GradRow>& rows) {
+void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& rows) {
   const auto names = tensors_of(terms);
   for (size_t i = 0; i < terms.terms.size(); ++i) {
     judge_unknown(run, terms.terms[i], names, rows);
     judge_term(run, terms.terms[i], *terms.alone[i], *terms.all, names, rows);
   }
   for (const auto& name : names) {
-    if (norm_of(*terms.all, name) == 0 && !matches(name, may_be_dead)) {
+    if (norm_of(*terms.all, name) == 0 && !matches(name, run.may_be_dead)) {
       make_vacuous(
           row_for(rows, run, terms.terms.size() == 1 ? terms.terms[0].name : "all", name),
           "no gradient, or zeros, with all terms on. Fix: may_be_dead, if that is meant");

@@ -1,5 +1,6 @@
 // How GradCheck judges: pure functions, and a whole check of one process.
 #include "gradcheck/fit.h"
+#include "gradcheck/guess.h"
 #include "gradcheck/judge.h"
 #include "gradcheck/sizes.h"
 
@@ -243,15 +244,77 @@ TEST(Judge, ANormThatCountsReplicasIsARoot) {
   EXPECT_EQ(judging.one({}, {found}).kind, Kind::Different);
 }
 
-TEST(Judge, ParametersInProductionMayDriftFurtherThanGradients) {
-  Judging judging;
-  Outcome reference, found;
-  reference.parameters["w"] = numbers({1, 2});
-  found.parameters["w"] = numbers({1, 2.0002});
-  EXPECT_EQ(judging.one(reference, {found}).kind, Kind::Different);
-  judging.run.precision.dtype = torch::kFloat;
-  judging.run.tolerance = derived_tolerance(torch::kFloat);
-  EXPECT_EQ(judging.one(reference, {found}).kind, Kind::Equal);
+// Parameters after two steps, of those that begin at {1, 2, 3, 4}.
+struct Moving : Judging {
+  Outcome before, reference;
+
+  explicit Moving(torch::Dtype dtype = torch::kDouble, std::optional<torch::Dtype> wire = std::nullopt) {
+    run.steps = 2;
+    run.precision = {dtype, wire};
+    run.tolerance = derived_tolerance(dtype, wire);
+    before.parameters["w"] = numbers({1, 2, 3, 4});
+    reference.parameters["w"] = before.parameters["w"] + 1e-3;
+  }
+
+  GradRow moved(const torch::Tensor& by) const {
+    const auto rows = detail::judge(run, reference, {{{}, {{"w", numbers({1, 2, 3, 4}) + by}}, {}}}, before);
+    EXPECT_THAT(rows, SizeIs(1));
+    return rows.empty() ? GradRow{} : rows.front();
+  }
+};
+
+TEST(Judge, ParametersAreComparedByHowFarTheyHaveMoved) {
+  const auto by = numbers({1e-3, 1e-3, 1e-3, 1e-3});
+  for (const auto& moving :
+       {Moving(), Moving(torch::kFloat), Moving(torch::kFloat, torch::kBFloat16)}) {
+    EXPECT_EQ(moving.moved(by).kind, Kind::Equal);
+    const auto row = moving.moved(-by);
+    EXPECT_EQ(row.kind, Kind::Different);
+    EXPECT_NEAR(row.alpha, -1, 1e-9);
+    EXPECT_NEAR(row.error, 2, 1e-9);
+    EXPECT_EQ(row.reason, "movement in steps: -1 times the reference: -1");
+    EXPECT_EQ(moving.moved(by * 0).kind, Kind::Different);
+    EXPECT_EQ(moving.moved(by * 2).kind, Kind::Different);
+  }
+  EXPECT_EQ(Moving(torch::kFloat).moved(by * 0.8).kind, Kind::Different);
+  EXPECT_EQ(Moving().moved(by * (1 + 1e-8)).kind, Kind::Different);
+}
+
+// Parameters of bfloat16 do not hold a step of a thousandth.
+TEST(Judge, WhereRoundingHidesTheMovementItIsVacuous) {
+  const auto row = Moving(torch::kBFloat16).moved(numbers({0, 0, 0, 0}));
+  EXPECT_EQ(row.kind, Kind::Vacuous);
+  EXPECT_GT(row.tolerance, 1);
+  EXPECT_THAT(row.reason, HasSubstr("standing still would pass"));
+}
+
+TEST(Judge, AParameterThatStepsDoNotMoveIsVacuousUnlessItMayBeDead) {
+  Moving moving;
+  moving.reference = moving.before;
+  EXPECT_EQ(moving.moved(numbers({0, 0, 0, 0})).kind, Kind::Vacuous);
+  EXPECT_EQ(moving.moved(numbers({0, 0, 0, 1e-9})).kind, Kind::Different);
+  moving.run.may_be_dead = {"w"};
+  EXPECT_EQ(moving.moved(numbers({0, 0, 0, 0})).kind, Kind::Equal);
+  moving.before = {};
+  EXPECT_THAT(moving.moved(numbers({0, 0, 0, 0})).reason, HasSubstr("parameters with steps 0"));
+}
+
+TEST(Judge, ParametersBeforeAnyStepHaveNoRow) {
+  Moving moving;
+  moving.run.steps = 0;
+  EXPECT_THAT(detail::judge(moving.run, moving.reference, {moving.reference}, moving.before), IsEmpty());
+}
+
+TEST(Tolerance, OfAMovementIsOfTurnedSignsAndOfRoundedParameters) {
+  using detail::movement_tolerance;
+  EXPECT_DOUBLE_EQ(movement_tolerance({}, 1e-12, {2, 100, 1000}), 1e-9);
+  const detail::Precision production{torch::kFloat, std::nullopt};
+  // Of very many numbers a share turns, and chance adds nothing.
+  EXPECT_NEAR(movement_tolerance(production, 1e-4, {1, int64_t{1} << 60, 0}), 1e-2, 1e-6);
+  // Of a hundred one may, where a fourth of one is to be expected.
+  EXPECT_GT(movement_tolerance(production, 1e-2, {1, 100, 0}), std::sqrt(4.0 / 100));
+  EXPECT_DOUBLE_EQ(
+      movement_tolerance(production, 0, {3, 100, 1000}), 2 * 3 * 1000 * std::pow(2, -23));
 }
 
 TEST(Tolerance, IsDerivedFromWhatRounds) {
@@ -273,13 +336,13 @@ std::vector<GradRow> visibility(
     std::vector<std::string> dead = {},
     double tolerance = 1e-12) {
   const auto topology = three(6, 3, 2);
-  Run run{topology, {}, "all", tolerance, false};
+  Run run{topology, {}, "all", tolerance, false, 0, std::move(dead)};
   detail::Terms judged{terms, {}, &all};
   for (const auto& outcome : alone) {
     judged.alone.push_back(&outcome);
   }
   std::vector<GradRow> rows;
-  detail::judge_visibility(run, judged, dead, rows);
+  detail::judge_visibility(run, judged, rows);
   return rows;
 }
 
@@ -337,22 +400,50 @@ TEST(Topologies, OnesAndSquaresProveNothing) {
   EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"data", ranks(0, 4)}, {"all", ranks(0, 4)}})}}), IsEmpty());
 }
 
-TEST(Topologies, OneDirectionOfFanAndEvenShardsAreNoted) {
+TEST(Topologies, OneDirectionOfFanEvenShardsAndNoneOfOnesAreNoted) {
   using detail::notes_on;
   auto notes = notes_on({three(6, 3, 2)});
-  ASSERT_THAT(notes, SizeIs(2));
+  ASSERT_THAT(notes, SizeIs(3));
   EXPECT_THAT(notes[0], HasSubstr("n_ci > n_ppgd"));
-  EXPECT_THAT(notes[1], HasSubstr("all shards are even"));
-  notes = notes_on({three(6, 3, 2), three(2, 4, 8), {"ragged", *detail::ragged(three(6, 3, 2).topology)}});
+  EXPECT_THAT(notes[1], HasSubstr("shards of ci, block0, ppgd are even in every topology"));
+  EXPECT_THAT(notes[2], HasSubstr("no topology has one rank in every pool"));
+  notes = notes_on(
+      {three(1, 1, 1), three(6, 3, 2), three(2, 4, 8), {"ragged", *detail::ragged(three(6, 3, 2).topology)}});
   EXPECT_THAT(notes, IsEmpty());
+}
+
+TEST(Topologies, ARowMoreOnSomeRanksIsNotRagged) {
+  const NamedTopology ten{"4", Topology(10, {{"ranks", ranks(0, 4)}})};  // 3, 3, 2, 2
+  EXPECT_FALSE(detail::is_even(ten.topology));
+  EXPECT_THAT(detail::never_uneven({ten}), ElementsAre("ranks"));
+  EXPECT_TRUE(detail::is_uneven(detail::ragged(ten.topology)->pool("ranks")));
+  EXPECT_TRUE(detail::is_uneven({"twice", {0, 1}, {{0, 2}, {2, 3}}}));
+  EXPECT_THAT(detail::never_uneven({{"a row each", Topology(4, {{"ranks", ranks(0, 4)}})}}), IsEmpty());
+}
+
+TEST(Topologies, APoolThatIsRaggedAlreadyKeepsItsCut) {
+  const Topology given(24, {{"a", {0, 1}, {{0, 20}, {20, 24}}}, {"b", {2, 3, 4}}});
+  EXPECT_THAT(detail::never_uneven({{"given", given}}), ElementsAre("b"));
+  const auto made = detail::ragged(given);
+  EXPECT_EQ(made->pool("a").shards, given.pool("a").shards);
+  EXPECT_TRUE(detail::is_uneven(made->pool("b")));
+  EXPECT_FALSE(detail::ragged(*made));
+}
+
+TEST(Case, MicrobatchesHaveEveryRowOnceAndManySizes) {
+  Case what{three(1, 1, 1).topology, {}};
+  EXPECT_THAT(what.cut({3, 9}), ElementsAre(RowRange{3, 9}));
+  what.microbatches = 3;
+  EXPECT_THAT(what.cut({3, 12}), ElementsAre(RowRange{3, 4}, RowRange{4, 7}, RowRange{7, 12}));
+  EXPECT_THAT(what.cut({5, 7}), SizeIs(2));  // of a row each
 }
 
 TEST(Topologies, ARaggedVariantHasEveryRowOnceAndShardsOfManySizes) {
   const auto even = three(6, 3, 2).topology;
-  EXPECT_FALSE(detail::is_ragged(even));
+  EXPECT_TRUE(detail::is_even(even));
   const auto made = detail::ragged(even);
   ASSERT_TRUE(made);  // its constructor checks that no row is left out or there twice
-  EXPECT_TRUE(detail::is_ragged(*made));
+  EXPECT_THAT(detail::never_uneven({{"ragged", *made}}), IsEmpty());
   EXPECT_EQ(made->pool("block0").ranks, even.pool("block0").ranks);
   const auto sizes = [&](const char* name) {
     std::vector<int64_t> all;
@@ -461,8 +552,22 @@ TEST(GradCheck, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refused([](auto& o) { o.terms[0].coefficient = 0; }), HasSubstr("the coefficient of \"fit\" is 0"));
   EXPECT_THAT(refused([](auto& o) { o.terms[0].name = "all"; }), HasSubstr("a term is called \"all\""));
   EXPECT_THAT(refused([](auto& o) { o.steps = -1; }), HasSubstr("steps is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.microbatches = 0; }), HasSubstr("microbatches is 0"));
   EXPECT_THAT(refused([](auto& o) { o.dtypes = {torch::kLong}; }), HasSubstr("no tolerance is known for Long"));
   EXPECT_THAT(refused([](auto& o) { o.topologies = {three(6, 3, 2)}; }), HasSubstr("has 11 ranks, and \"world\" 1"));
+}
+
+TEST(GradReport, MutantsNoticedByAnotherRatioAreNamed) {
+  auto report = run_alone(alone());
+  report.mutated = "4";
+  report.mutants = {
+      {{Place::Sum, "w", "ranks", 4}, Mutation::Average, "", 0.25, 0.25, "w", "fit", true, ""},
+      {{Place::Once, "p", "ranks", 4}, Mutation::Double, "", 2.0, 1.5, "w", "fit", true, ""},
+      {{Place::Residual, "s", "ranks", 4}, Mutation::LocalValue, "", std::nullopt, 0.9, "w", "fit", true, ""}};
+  EXPECT_THAT(report.text(), HasSubstr("3 of 3 mutants noticed, 1 of 2 by the ratio that was predicted"));
+  EXPECT_THAT(
+      report.text(),
+      HasSubstr("noticed, by another ratio: double at once \"p\" of group \"ranks\": 1.5 of \"w\", predicted 2"));
 }
 
 TEST(GradReport, JsonIsReadBackByAnotherReader) {
@@ -486,6 +591,9 @@ TEST(GradReport, JsonIsReadBackByAnotherReader) {
   EXPECT_EQ(mutant.get<std::string>("mutation"), "average");
   EXPECT_TRUE(mutant.get<bool>("as_predicted"));
   EXPECT_EQ(tree.get<double>("self_test.kill_rate"), 1);
+  EXPECT_EQ(tree.get<int>("self_test.as_predicted"), 1);
+  report.rows[0].tensor = "\xff is not UTF-8";
+  EXPECT_THAT(report.json(), HasSubstr(" is not UTF-8"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as torch_dist
@@ -16,6 +17,7 @@ from torch import nn
 
 import retape
 import retape.dist as rd
+from retape.dist import _ddp
 
 RANKS = 3
 TIMEOUT = 60.0
@@ -116,8 +118,79 @@ def another_topology(group: Any, rank: int) -> dict[str, Any]:
 
 
 @scenario
+def a_placement(group: Any, rank: int) -> dict[str, Any]:
+    topology = rd.Topology(7, [rd.Pool("a", [0, 1]), rd.Pool("b", [2])], {"ends": [0, 2]})
+    placement = rd.Placement(topology, group)
+    total = torch.tensor([rank + 1.0])
+    mine = placement.group("a" if rank == 1 else "ends")
+    mine.sum("total", total)
+    if rank == 0:
+        placement.group("a").sum("total", torch.ones(1))
+    pool = "b" if rank == 2 else "a"
+    other = rd.Topology(7, topology.pools, {"ends": [int(rank == 1), 2]})
+    unsorted = rd.Topology(7, topology.pools, {"ends": [2, 0]})
+    return {
+        "total": total.item(),
+        "index": mine.index,
+        "rows": placement.rows(pool),
+        "leads": placement.leads(pool),
+        "has": placement.has("ends"),
+        "outside": error_of(lambda: placement.group("a" if rank == 2 else "b")) if rank else None,
+        "unsorted": error_of(lambda: rd.Placement(unsorted, group)),
+        "differs": error_of(lambda: rd.Placement(other, group)),
+    }
+
+
+@scenario
 def a_complaint(group: Any, rank: int) -> dict[str, Any]:
     return error_of(lambda: group.agree("data", "x", "no data left" if rank == 2 else ""))
+
+
+@scenario
+def two_groups_of_one_process_group(group: Any, rank: int) -> dict[str, Any]:
+    """Calls under way in both: the transport pairs them by their order alone."""
+    own = torch_dist.new_group()
+    one, two = (rd.Group(own, name=name, timeout=TIMEOUT) for name in ("one", "two"))
+    wrong = 0
+    for _ in range(200):
+        a, b = torch.full((1000,), 1.0), torch.full((1000,), 100.0)
+        calls = [one.sum_async("x", a), two.sum_async("x", b)]
+        for call in calls:
+            call.wait()
+        wrong += a[0] != RANKS or b[0] != 100 * RANKS
+    first, second = (one, two) if rank else (two, one)
+    mixed = error_of(lambda: (first.sum("x", a), second.sum("x", b)))
+    return {"wrong": int(wrong), "mixed": mixed}
+
+
+@scenario
+def a_group_made_again(group: Any, rank: int) -> dict[str, Any]:
+    """Ranks need not let go of a Group at the same time: another one of the process group goes on."""
+    own = torch_dist.new_group()
+    kept, total = [], torch.ones(1)
+    for i in range(4):
+        each = rd.Group(own, name="again", timeout=TIMEOUT)
+        if rank == 1:
+            kept.append(each)
+        each.sum(f"x{i}", total)
+        del each
+    kept.clear()
+
+    def agree(name: str) -> dict[str, Any]:
+        return error_of(lambda: rd.Group(own, name="again", timeout=TIMEOUT).barrier(name))
+
+    found, broken = agree("odd" if rank == 1 else "even"), agree("later")
+    return {"total": float(total), "found": found, "broken": broken}
+
+
+@scenario
+def groups_end_with_calls_nobody_waits_for(group: Any, rank: int) -> dict[str, Any]:
+    own = torch_dist.new_group()
+    for i in range(20):
+        rd.Group(own, name="brief", timeout=TIMEOUT).sum_async(f"x{i}", torch.ones(1000))
+    last = torch.ones(1)
+    rd.Group(own, name="brief", timeout=TIMEOUT).sum("last", last)
+    return {"last": float(last)}
 
 
 @scenario
@@ -168,6 +241,24 @@ def gradients_that_are_none(group: Any, rank: int) -> dict[str, Any]:
     summing.reduce()
     found = {name: layer.weight.grad for name, layer in model.items()}
     return {name: None if grad is None else grad.flatten().tolist() for name, grad in found.items()}
+
+
+@scenario
+def after_an_error_in_one_bucket(group: Any, rank: int) -> dict[str, Any]:
+    first, last = torch.ones(2), torch.ones(2)
+    model = nn.Linear(2, 1, bias=False)
+    if rank == 0:
+        model.weight.grad = torch.ones(1, 2)
+    small = rd.SumReducer(group, bucket_bytes=1)
+    small.add("first", rd.Partial(first))
+    small.add("last" if rank == 0 else "least", rd.Partial(last))
+    small.add_gradients(model)
+    found = error_of(small.reduce)
+    return {
+        **found,
+        "after": [*first.tolist(), *last.tolist()],
+        "gradient": model.weight.grad is not None,
+    }
 
 
 @scenario
@@ -352,6 +443,61 @@ def ddp_average(group: Any, rank: int) -> dict[str, Any]:
     rows = rows_of(rank)
     (model(rows).square().sum() / len(rows)).backward()
     return {"off": difference(model.module, reference_of_mean())}
+
+
+@scenario
+def ddp_self_test(group: Any, rank: int) -> dict[str, Any]:
+    """A sum of the hook is a contribution that GradCheck can break."""
+
+    def gradients(model: nn.Module, rows: torch.Tensor, divide: Callable) -> dict:
+        divide(model(rows).square().sum()).backward()
+        return rd.gradients_of(model)
+
+    def reference(case: rd.Case) -> dict:
+        rows = all_rows()
+        return gradients(net().to(case.dtype), rows.to(case.dtype), lambda loss: loss / len(rows))
+
+    def distributed(case: rd.Case) -> dict:
+        begin, end = case.topology.pool("ranks").shards[rank]
+        model = nn.parallel.DistributedDataParallel(net().to(case.dtype))
+        hook = rd.SumHook(model)
+        count = rd.count_global("rows", end - begin, hook.group)
+        rows = all_rows()[begin:end].to(case.dtype)
+        return gradients(model, rows, lambda loss: rd.normalize(loss, count, hook.group).value)
+
+    pool = rd.Pool("ranks", list(range(RANKS)))
+    report = rd.GradCheck(
+        reference,
+        distributed,
+        terms={"loss": 1.0},
+        topologies={"ranks": rd.Topology(sum(COUNTS), [pool])},
+    ).run()
+    if rank > 0:
+        return {"kind": report.kind}
+    broken = [row for row in report.self_test["rows"] if row["place"] == "sum"]
+    return {
+        "kind": report.kind,
+        "names": sorted({row["name"] for row in broken}),
+        "mutations": [row["mutation"] for row in broken],
+        "killed": all(row["killed"] for row in broken),
+    }
+
+
+@scenario
+def ddp_and_an_error_of_its_own(group: Any, rank: int) -> dict[str, Any]:
+    """Whatever a sum raises reaches backward."""
+
+    class Pending:
+        def wait(self) -> None:
+            raise ValueError("not collective")
+
+    model = nn.parallel.DistributedDataParallel(net())
+    hook = rd.SumHook(model)
+    loss = model(rows_of(rank)).sum()
+    with mock.patch.object(_ddp._dist, "sum_async", lambda *given: Pending()):
+        found = error_of(loss.backward)
+    hook.group.barrier("all have raised")
+    return found
 
 
 @scenario

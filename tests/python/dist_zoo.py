@@ -175,7 +175,7 @@ def microbatch_means(case: rd.Case, broken: bool) -> Parameters:
     return summed(p)
 
 
-@animal("transformers#34242, speculators#942")
+@animal("transformers#34242, speculators#942, prime-rl#2562")
 def token_means(case: rd.Case, broken: bool) -> Parameters:
     """Each rank's mean over its own tokens, averaged: plain DistributedDataParallel."""
     p, mine = leaves(case), own(case)
@@ -460,7 +460,7 @@ def count_of_another_loss(case: rd.Case, broken: bool) -> Parameters:
     return summed(p)
 
 
-@animal("prime-rl#2562")
+@animal("prime-rl#1961")
 def rank_left_out(case: rd.Case, broken: bool) -> Parameters:
     """A rank skips its batch, and the others divide as if it had not."""
     p, mine = leaves(case), own(case)

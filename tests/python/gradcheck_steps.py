@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import struct
+import sys
 from pathlib import Path
 
 import torch
@@ -50,13 +52,17 @@ def reference(case):
     return retape.dist.gradients_of(model)
 
 
+def sizes() -> list[int]:
+    return sorted({1, torch_dist.get_world_size()})
+
+
 class Ranks:
-    """`wrong`: "" or what is wrong: "average", "own mean", "raises", "returns"."""
+    """`wrong`: "" or what is wrong: "average", "raises"."""
 
     def __init__(self, wrong: str = "") -> None:
         self.wrong = wrong
         self.groups = {}
-        for ranks in sorted({1, torch_dist.get_world_size()}):
+        for ranks in sizes():
             made = torch_dist.new_group(list(range(ranks)))
             if torch_dist.get_rank() < ranks:
                 self.groups[ranks] = retape.dist.Group(made, name=f"ranks of {ranks}")
@@ -76,15 +82,11 @@ class Ranks:
         if self.wrong == "average":
             for parameter in model.parameters():
                 parameter.grad /= len(pool)
-        return None if self.wrong == "returns" else retape.dist.gradients_of(model)
+        return retape.dist.gradients_of(model)
 
     def _loss(self, case, model, x, tokens, group) -> torch.Tensor:
-        total = loss_sum(model, x, tokens)
-        if self.wrong == "own mean":
-            fit = total / (tokens.sum() * len(group))
-        else:
-            count = retape.dist.count_global("tokens", int(tokens.sum()), group)
-            fit = retape.dist.normalize(total, count).value
+        count = retape.dist.count_global("tokens", int(tokens.sum()), group)
+        fit = retape.dist.normalize(loss_sum(model, x, tokens), count).value
         loss = case.terms["fit"] * fit
         if case.terms["penalty"]:
             once = retape.dist.Replicated(penalty(model))
@@ -93,12 +95,84 @@ class Ranks:
         return loss
 
 
-def check(wrong: str = "", **options):
+def check(wrong: str = "", weight: float = 0.5, **options):
     terms = [
         retape.dist.Term("fit", 1.0),
-        retape.dist.Term("penalty", 0.5, live=["weight"]),
+        retape.dist.Term("penalty", weight, live=["weight"]),
     ]
-    return retape.dist.GradCheck(reference, Ranks(wrong), terms=terms, rows=ROWS, **options)
+    pools = {n: retape.dist.Pool("ranks", list(range(n))) for n in sizes()}
+    topologies = {str(n): retape.dist.Topology(ROWS, [pool]) for n, pool in pools.items()}
+    return retape.dist.GradCheck(
+        reference, Ranks(wrong), terms=terms, topologies=topologies, **options
+    )
+
+
+class Faulty:
+    """A step in which rank 1 does `what`, and rank 0 waits for it in a collective of torch's own."""
+
+    def __init__(self, what) -> None:
+        self.what = what
+
+    def __call__(self, case):
+        if torch_dist.get_rank() == 1:
+            print("as far as this")
+            self.what()
+        torch_dist.all_reduce(torch.ones(1))
+        raise AssertionError("rank 1 came")
+
+
+def faulty(what):
+    return retape.dist.GradCheck(
+        reference, Faulty(what), terms={"fit": 1.0, "penalty": 1.0}, rows=ROWS
+    )
+
+
+def is_killed():
+    return faulty(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def is_stopped():
+    return faulty(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def kills_torchrun():
+    return faulty(lambda: os.kill(os.getppid(), signal.SIGKILL))
+
+
+def exits():
+    return faulty(lambda: sys.exit(0))
+
+
+def exits_at_once():
+    return faulty(lambda: os._exit(0))
+
+
+def waits_for_a_signal():
+    """Tells its process by a socket of this name, which is open as long as it lives."""
+    alive = socket.socket(socket.AF_UNIX)
+    alive.connect("alive")
+    alive.sendall(str(os.getpid()).encode())
+    signal.pause()
+
+
+def plain_ddp():
+    """rows= and DistributedDataParallel over all ranks, as the docstring of GradCheck has it."""
+
+    def distributed(case):
+        model = torch.nn.parallel.DistributedDataParallel(make(case))
+        hook = retape.dist.SumHook(model)
+        x, tokens = data(case, *case.topology.pool("ranks").shards[torch_dist.get_rank()])
+        count = retape.dist.count_global("tokens", int(tokens.sum()), hook.group)
+        retape.dist.normalize(loss_sum(model, x, tokens), count).value.backward()
+        return retape.dist.gradients_of(model)
+
+    def alone(case):
+        model = make(case)
+        x, tokens = data(case, 0, ROWS)
+        (loss_sum(model, x, tokens) / tokens.sum()).backward()
+        return retape.dist.gradients_of(model)
+
+    return retape.dist.GradCheck(alone, distributed, terms={"fit": 1.0}, rows=ROWS)
 
 
 def right():
@@ -109,16 +183,12 @@ def average():
     return check("average")
 
 
-def own_mean():
-    return check("own mean", dtypes=())
+def too_small():
+    return check(weight=1e-14, dtypes=())
 
 
 def raises():
     return check("raises")
-
-
-def returns():
-    return check("returns")
 
 
 def listening(process: int) -> list[str]:
@@ -141,17 +211,25 @@ def listening(process: int) -> list[str]:
     return addresses
 
 
+def parent_of(process: int) -> int:
+    stat = Path(f"/proc/{process}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
 class Quiet(Ranks):
-    """Raises where this rank, torchrun, or what started it listens beyond loopback."""
+    """Raises where this rank, torchrun, or the command listens beyond loopback, or others could read what
+    they tell."""
 
     def __call__(self, case):
-        torchrun = os.getppid()
-        command = int(re.search(r"PPid:\s*(\d+)", Path(f"/proc/{torchrun}/status").read_text())[1])
-        heard = [
-            each for process in (os.getpid(), torchrun, command) for each in listening(process)
-        ]
-        if not heard or any(not each.startswith("127.0.0.1:") for each in heard):
+        rank, launcher = os.getpid(), os.getppid()
+        heard = [listening(each) for each in (rank, launcher, parent_of(launcher))]
+        if not heard[0] or not heard[1]:
+            raise AssertionError(f"Gloo and the store listen somewhere: {heard}")
+        if any(not each.startswith("127.0.0.1:") for each in sum(heard, [])):
             raise AssertionError(f"listens on {heard}")
+        mode = Path(sys.argv[1]).stat().st_mode & 0o777
+        if mode != 0o700:
+            raise AssertionError(f"mode {mode:o}")
         return super().__call__(case)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from retape.gradchecking import launch, rank
+from retape.gradchecking import rank, torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120.0  # seconds for which ranks wait for one another
@@ -41,24 +41,12 @@ def run_once(module: str, ranks: int, base: Path) -> list[dict[str, Any]]:
 
 def run(module: str, ranks: int) -> list[dict[str, Any]]:
     """What ranks told, in no order. Fails with all that they wrote if one of them does."""
-    with tempfile.TemporaryDirectory(prefix="retape-") as name, launch._store() as port:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-        command += [f"--nproc-per-node={ranks}", "--max-restarts=0", "--rdzv-id=tests"]
-        command += ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file"]
-        command += [
-            f"--rdzv-endpoint={Path(name) / 'rendezvous'}",
-            f"--local-addr={launch.LOOPBACK}",
-        ]
-        command += ["-m", "tests.python.ranks", module, str(port), name]
-        environment = {
-            **os.environ,
-            "GLOO_SOCKET_IFNAME": launch._loopback_interface(),
-            "OMP_NUM_THREADS": "1",
-        }
+    with tempfile.TemporaryDirectory(prefix="retape-") as name:
+        program = ["tests.python.ranks", module, name]
         ended = subprocess.run(
-            command,
+            torchrun.command(Path(name), ranks, program, show=True),
             cwd=ROOT,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=False,
@@ -75,11 +63,8 @@ def tell(**told: Any) -> None:
         file.write(json.dumps({"rank": torch_dist.get_rank(), **told}) + "\n")
 
 
-def _main(module: str, port: str, folder: str) -> None:
-    rank._end_with_parent()
-    os.environ["MASTER_ADDR"] = launch.LOOPBACK
-    os.environ["MASTER_PORT"] = port
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the test's process serves it
+def _main(module: str, folder: str, parent: str) -> None:
+    rank.end_with_parent(int(parent))
     torch.set_num_threads(1)
     # This file is __main__ here, and another module for those that import it.
     sys.modules["tests.python.ranks"] = sys.modules["__main__"]
@@ -88,7 +73,7 @@ def _main(module: str, port: str, folder: str) -> None:
     torch_dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     importlib.import_module(module).main()
     torch_dist.barrier()
-    rank._leave(0)
+    rank.leave()
 
 
 if __name__ == "__main__":

@@ -85,6 +85,40 @@ def test_another_topology_and_complaints_raise_on_all(told):
         assert "rank 2: no data left" in line["text"]
 
 
+def test_a_placement_compares_the_topology_and_has_its_groups(told):
+    lines = told("a_placement")
+    assert [line["total"] for line in lines] == [4, 3, 4]
+    assert [line["index"] for line in lines] == [0, 1, 1]
+    assert [line["rows"] for line in lines] == [[0, 4], [4, 7], [0, 7]]
+    assert [line["leads"] for line in lines] == [True, False, True]
+    assert [line["has"] for line in lines] == [True, False, True]
+    assert 'rank 1 is not in "b"' in lines[1]["outside"]["text"]
+    for line in lines:
+        check_collective(line["differs"], [1])
+        assert "ends: 1 2" in line["differs"]["text"]
+        assert '"ends" is of ranks [2, 0]' in line["unsorted"]["text"]
+
+
+def test_calls_under_way_in_two_groups_of_one_process_group_do_not_mix(told):
+    for line in told("two_groups_of_one_process_group"):
+        assert line["wrong"] == 0
+        check_collective(line["mixed"], [0])
+        assert 'rank 0 would sum "x" Float[1000] in "two"' in line["mixed"]["text"]
+        assert 'ranks 1 and 2 would sum "x" Float[1000] in "one"' in line["mixed"]["text"]
+
+
+def test_a_group_that_is_made_again_goes_on_where_the_first_has_ended(told):
+    for line in told("a_group_made_again"):
+        assert line["total"] == RANKS**4
+        check_collective(line["found"], [1])
+        assert line["broken"]["text"] == line["found"]["text"]
+
+
+def test_groups_that_end_with_calls_under_way_do_not_mix_them_either(told):
+    for line in told("groups_end_with_calls_nobody_waits_for"):
+        assert line["last"] == RANKS
+
+
 def test_a_rank_that_does_not_come_is_named(told):
     for rank, line in enumerate(told("a_rank_that_does_not_come")):
         assert line["after"] == [1, 1]
@@ -111,6 +145,13 @@ def test_a_gradient_that_is_none_on_one_rank_counts_as_zeros(told):
         assert line["all"] == [6, 6]
         assert line["one"] == [7, 7]
         assert line["none"] is None
+
+
+def test_after_an_error_in_one_bucket_nothing_has_changed(told):
+    for rank, line in enumerate(told("after_an_error_in_one_bucket")):
+        check_collective(line, [0])
+        assert line["after"] == [1, 1, 1, 1]
+        assert line["gradient"] == (rank == 0)
 
 
 def test_what_is_not_finite_is_named_before_it_spreads(told):
@@ -205,6 +246,19 @@ def test_microbatches_under_ddp_are_summed_once_or_raise(told):
         assert "was summed over ranks" in line["error"] and "no_sync()" in line["error"]
 
 
+def test_a_self_test_breaks_the_sums_of_a_ddp_hook(told):
+    lines = told("ddp_self_test")
+    assert [line["kind"] for line in lines] == ["equal"] * RANKS
+    assert lines[0]["names"] == ["0.weight to 2.bias"]
+    assert lines[0]["mutations"] == ["drop", "double", "average", "times group"]
+    assert lines[0]["killed"]
+
+
+def test_an_error_of_any_kind_in_a_sum_reaches_the_backward_of_ddp(told):
+    for line in told("ddp_and_an_error_of_its_own"):
+        assert "not collective" in line["text"]
+
+
 def test_a_call_too_many_beside_ddp_is_named_on_all(told):
     for line in told("ddp_and_a_call_too_many"):
         assert "RuntimeError" in line["kinds"]
@@ -260,6 +314,26 @@ def test_only_a_global_count_is_a_denominator(count):
         rd.normalize(torch.ones(()), count)
     with pytest.raises(TypeError):
         rd.GlobalCount(5)
+
+
+@pytest.mark.parametrize("count", [2.9, 3.0, torch.tensor(2.5), "3"])
+def test_a_count_is_an_integer(count):
+    with pytest.raises(
+        TypeError, match=r"\[count_global\] 'rows': expected an integer, got .*int\(\)"
+    ):
+        rd.count_global("rows", count, alone())
+    assert rd.count_global("rows", torch.tensor(3), alone()).value == 3
+
+
+def test_a_count_of_other_ranks_is_no_denominator_of_a_group():
+    from retape import _dist
+
+    count = rd.count_global("rows", 2, alone())
+    assert rd.normalize(torch.ones(()), count, alone()).value == 0.5
+    with pytest.raises(
+        retape.UsageError, match="the count is that of rank 0, and .* rank 1. Fix: "
+    ):
+        rd.normalize(torch.ones(()), count, _dist.Group.alone("other", 1))
 
 
 def test_a_group_needs_torch_distributed():

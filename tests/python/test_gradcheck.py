@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
-from tests.python import browser, gradcheck_steps
+from tests.python import gradcheck_steps
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 import retape
 import retape.dist
+import torchrun_retape
 from retape import _dist, cli
-from retape.gradchecking import factory, launch, messages, page, table
-from retape.gradchecking.bar import bar
+from retape.gradchecking import factory, launch, messages
 from retape.gradchecking.messages import RankError, Settings
 
 STEPS = Path(gradcheck_steps.__file__)
+PATIENCE = 300.0  # seconds after which a rank will not come any more
 
 
 @pytest.fixture
@@ -64,11 +65,13 @@ def test_a_right_step_is_equal_every_mutant_is_noticed_and_nothing_listens_beyon
     assert max(row["error"] for row in found["rows"] if row["dtype"] == "float64") < 1e-14
     test = found["self_test"]
     assert test["topology"] == "3"
-    assert test["killed"] == test["mutants"] == 13
+    assert test["killed"] == test["mutants"] == 15
     # Tokens are not the same number on every rank: there the ratio of a local count is no number.
-    other = {row["mutation"] for row in test["rows"] if not row["as_predicted"]}
-    assert other == {"local count"}
-    assert "self-test at 3: 13 of 13 mutants noticed" in ended.stdout
+    unknown = {(row["place"], row["mutation"]) for row in test["rows"] if row["predicted"] is None}
+    assert unknown == {("count", "local count"), ("count", "drop")}
+    assert test["as_predicted"] == test["predicted"] == 13
+    said = "self-test at 3: 15 of 15 mutants noticed, 13 of 13 by the ratio that was predicted"
+    assert said in ended.stdout
     assert "Running the code of mysteps:right_and_quiet on 3 ranks." in ended.stdout
     assert re.search(r"3, ragged +float64 +✓", ended.stdout)
     assert "equal: 30 comparisons in 3 topologies" in ended.stdout
@@ -88,12 +91,108 @@ def test_an_average_is_different_and_named(folder):
     assert "0.5 times the reference: 1 / n_ranks" in ended.stdout
 
 
+def test_a_term_too_small_to_be_judged_is_vacuous(folder):
+    ended = gradcheck("mysteps:too_small", "--ranks", "2", "--no-self-test")
+    assert ended.returncode == 6, ended.stdout + ended.stderr
+    assert re.search(r"2 +float64 +✓.* ○", ended.stdout)
+    assert "it cannot be seen there. Fix: a larger coefficient" in ended.stdout
+    assert result()["kind"] == "vacuous"
+
+
 def test_a_rank_that_raises_is_told_while_others_still_wait(folder):
     ended = gradcheck("mysteps:raises", "--ranks", "2", "--timeout", "250")
     assert ended.returncode == 5, ended.stdout + ended.stderr
     assert "✗ rank 1: ValueError: no <data> & here" in ended.stdout
     assert "rank 0" not in ended.stdout
     assert result()["errors"][0] == {"rank": 1, "kind": "ValueError", "text": "no <data> & here"}
+
+
+def test_a_rank_that_is_killed_is_named_and_those_that_torchrun_ends_then_are_not(folder):
+    ended = gradcheck("mysteps:is_killed", "--ranks", "3", "--show-output")
+    assert ended.returncode == 5, ended.stdout + ended.stderr
+    assert "✗ rank 1: ended by SIGKILL, without an exception" in ended.stdout
+    silent = {"rank": 1, "kind": "", "text": "ended by SIGKILL, without an exception"}
+    assert [error for error in result()["errors"] if not error["kind"]] == [silent]
+    assert result()["errors"][0] == silent
+    assert "[rank1]:as far as this" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "said"),
+    [
+        ("is_stopped", 1, "is stopped (SIGSTOP, or a debugger), and others waited for it"),
+        ("exits_at_once", 1, "ended with exit code 0, without an exception"),
+        ("exits", 1, "0"),  # SystemExit
+        ("kills_torchrun", None, "ended by SIGKILL, and ranks with it"),
+    ],
+)
+def test_who_stops_or_leaves_is_named_first(folder, what, rank, said):
+    ended = launch.run(Settings(f"mysteps:{what}", 3.0), 2, lambda told: None)
+    assert ended.told is None
+    assert (ended.errors[0].rank, ended.errors[0].text) == (rank, said), ended
+    if rank is not None and not ended.errors[0].kind:
+        assert ended.output == "as far as this"
+
+
+def test_the_first_to_fail_comes_first_and_ranks_that_torchrun_ended_are_not_blamed(tmp_path):
+    messages.write_exit_codes(tmp_path, {3: -signal.SIGTERM, 0: -signal.SIGTERM, 1: -6, 2: -9})
+    messages.mark_of(tmp_path, 2).write_text("stood here")
+    process = subprocess.Popen(["false"])
+    process.wait()
+    found = launch._silent(process, tmp_path, 4)
+    assert [(error.rank, error.text) for error in found] == [
+        (3, "ended by SIGTERM, without an exception"),
+        (1, "ended by SIGABRT, without an exception"),
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_the_command(folder, monkeypatch, number):
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    command = [sys.executable, "-m", "retape", "gradcheck", "mysteps:waits_for_a_signal", "--ranks"]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("alive")
+        listener.listen()
+        listener.settimeout(PATIENCE)
+        process = subprocess.Popen([*command, "2"], stdout=subprocess.DEVNULL)
+        ranks = [listener.accept()[0] for _ in range(2)]
+    for rank in ranks:
+        rank.settimeout(PATIENCE)
+    assert len({rank.recv(16) for rank in ranks}) == 2
+    assert len(list(temporary.glob("retape-*"))) == 1
+    process.send_signal(number)
+    assert [rank.recv(16) for rank in ranks] == [b"", b""]  # they have let go of it
+    ended = process.wait()
+    if number == signal.SIGTERM:
+        assert ended == 128 + signal.SIGTERM
+        assert list(temporary.iterdir()) == []
+
+
+NO_PICKLE = """import pickle
+
+
+def refuse(*_, **__):
+    raise AssertionError("pickled")
+
+pickle.dump = pickle.dumps = pickle.load = pickle.loads = refuse
+pickle.Pickler = type("Pickler", (pickle.Pickler,), {"__init__": refuse})
+pickle.Unpickler = type("Unpickler", (pickle.Unpickler,), {"__init__": refuse})
+"""
+
+
+def test_rows_alone_are_enough_for_plain_ddp_and_nothing_is_pickled(folder, monkeypatch):
+    """By the command, by torchrun, and by ranks: with pickle out of order it works."""
+    first = folder / "first"
+    first.mkdir()
+    (first / "sitecustomize.py").write_text(NO_PICKLE)
+    monkeypatch.setenv("PYTHONPATH", str(first), prepend=os.pathsep)
+    program = [sys.executable, "-c", "import pickle; pickle.dumps(1)"]
+    assert b"AssertionError: pickled" in subprocess.run(program, capture_output=True).stderr
+    ended = gradcheck("mysteps:plain_ddp", "--ranks", "2")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert {row["topology"] for row in result()["rows"]} == {"2", "2, ragged"}
 
 
 def test_a_mistake_in_the_factory_is_a_mistake_of_the_call(folder):
@@ -154,17 +253,6 @@ def test_messages_are_whole_json_and_the_first_error_comes_first(tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_rank_that_ends_without_a_word_is_named(tmp_path):
-    (tmp_path / "torchrun.log").write_text(
-        "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n"
-        "  exitcode  : -9 (pid: 4)\n"
-    )
-    messages.write_error(tmp_path, RankError(0, "RuntimeError", "Connection reset by peer"))
-    first, second = launch._errors(tmp_path)
-    assert (first.rank, first.text) == (1, "ended by SIGKILL, without an exception")
-    assert second.rank == 0
-
-
 # ---- in this process ------------------------------------------------------------------------------
 
 
@@ -206,12 +294,23 @@ def test_a_factor_is_fitted():
 def test_outcomes_have_parameters_and_norms():
     def step(case):
         moved = {"w": torch.ones(2, dtype=case.dtype) - 0.1 * case.steps}
-        return retape.dist.Outcome(gradient(case), moved if case.steps else {}, {"all": 1.5})
+        return retape.dist.Outcome(gradient(case), moved, {"all": 1.5})
 
     report = check_alone(step, step, steps=2, wire=torch.bfloat16).run()
     assert {row["what"] for row in report.rows} == {"gradient", "parameter", "norm"}
     assert {row["terms"] for row in report.rows} == {"fit", "fit, 2 steps"}
     assert "float32, bfloat16 wire" in {row["dtype"] for row in report.rows}
+
+
+def test_microbatches_are_ragged_cuts_of_a_ranks_rows():
+    seen = []
+
+    def step(case):
+        seen.append((case.microbatches, case.cut((2, 11))))
+        return gradient(case)
+
+    check_alone(step, step, microbatches=3).run()
+    assert seen[0] == (3, [(2, 3), (3, 6), (6, 11)])
 
 
 def test_exceptions_of_a_step_are_its_own():
@@ -270,152 +369,28 @@ def test_numbers_by_row_are_the_same_for_whoever_has_the_row():
     assert torch.equal(*drawn)
 
 
-# ---- what people see ------------------------------------------------------------------------------
-
-HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
+# ---- torchrun ------------------------------------------------------------------------------------
 
 
-def report_of(kind: str = "different", terms: int = 2) -> dict:
-    """As C++ gives it, with a name that would act."""
-    rows = [
-        {
-            "topology": topology,
-            "dtype": dtype,
-            "terms": "all" if term == 0 else f"term{term}",
-            "what": "gradient",
-            "tensor": HOSTILE,
-            "kind": kind if topology == "4" else "equal",
-            "error": None if topology == "4" and kind == "different" else 1e-16,
-            "tolerance": 1e-12,
-            "alpha": None,
-            "residual": 0.0,
-            "guesses": ["n_ranks"],
-            "reason": "4 times the reference: n_ranks" if topology == "4" else "",
-            "follows": topology == "4" and kind == "different" and term == 0,
-        }
-        for topology in ("1", "4")
-        for dtype in ("float64", "float32")
-        for term in range(terms + 1)
-    ]
-    mutant = {
-        "place": "sum",
-        "name": HOSTILE,
-        "group": "ranks",
-        "size": 4,
-        "mutation": "average",
-        "pool": "",
-        "predicted": 0.25,
-        "fitted": None,
-        "as_predicted": False,
-        "tensor": "",
-        "terms": "",
-        "killed": False,
-        "reason": "every comparison is as without it",
-    }
-    test = {"topology": "4", "killed": 0, "mutants": 1, "equivalent": 0, "kill_rate": 0.0}
-    return {
-        "kind": kind,
-        "exit_code": 1,
-        "worst_error": None,
-        "vacuous": ["one of them lives"],
-        "notes": ["all shards are even"],
-        "rows": rows,
-        "self_test": {**test, "rows": [mutant]},
-    }
+def test_the_handler_of_torchrun_serves_its_store_on_loopback():
+    before = gradcheck_steps.listening(os.getpid())
+    handler = torchrun_retape.create(RendezvousParameters("retape", "", "run", 1, 1))
+    met = handler.next_rendezvous()
+    assert (met.rank, met.world_size, handler.use_agent_store) == (0, 1, True)
+    port = met.bootstrap_store_info.master_port
+    opened = [each for each in gradcheck_steps.listening(os.getpid()) if each not in before]
+    assert opened == [f"127.0.0.1:{port}"]
+    met.store.set("a", "b")
+    assert met.store.get("a") == b"b"
 
 
-def printed(report: dict, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    table.print_report(report, "different: 1 of 2\n  a line", console)
-    return console.file.getvalue()
-
-
-def test_the_table_has_a_line_for_each_topology_and_dtype():
-    shown = printed(report_of())
-    assert re.search(r"4 +float64 +✗ ∞ +✗ ∞ +✗ ∞", shown)
-    assert re.search(r"1 +float32 +✓ 1.0e-16", shown)
-    assert shown.index("a line") < shown.index("different: 1 of 2")
-    assert "\x1b[31m" not in shown
-
-
-def test_many_terms_are_shown_by_their_worst():
-    shown = printed(report_of(terms=20))
-    assert "✗ ∞ (all)" in shown
-    assert "term20" not in shown
-
-
-def test_vacuous_runs_look_neither_right_nor_wrong():
-    assert "○ 1.0e-16" in printed(report_of("vacuous"))
-
-
-def test_the_bar_follows_a_total_that_grows():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with bar(console) as advance:
-        advance({"done": 1, "total": 2, "what": "1; float64; all"})
-        advance({"done": 2, "total": 9, "what": "self-test"})
-    assert "2/9" in console.file.getvalue()
-    quiet = Console(file=io.StringIO())
-    with bar(quiet) as advance:
-        advance({"done": 1, "total": 2, "what": "x"})
-    assert quiet.file.getvalue() == ""
-
-
-def test_the_page_shows_everything_and_names_stay_names(tmp_path):
-    text = page.render(page.of_report(report_of(), 4, "retape gradcheck a:b --ranks 4"))
-    for shown in (
-        "ranks compute something else",
-        "4 times the reference: n_ranks",
-        "And 2 that these explain",
-        "0 of 1",
-        "not noticed",
-        "one of them lives",
-        "all shards are even",
-        "retape gradcheck a:b --ranks 4",
-    ):
-        assert shown in text, shown
-    assert "<img" not in text
-    assert "\x1b" not in text
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_quiet_and_fits(tmp_path, scheme):
-    path = tmp_path / "gradcheck.html"
-    page.write(str(path), page.of_report(report_of(), 4, "retape gradcheck a:b --ranks 4"))
-    with browser.chromium() as opened:
-        for width in (1280, 400):
-            with browser.look(opened, path, width, color_scheme=scheme) as seen:
-                seen.page.locator("details").first.evaluate("each => { each.open = true }")
-                assert seen.page.locator("h2").count() == 3
-                widest = seen.page.evaluate("document.documentElement.scrollWidth")
-                assert widest <= width
-                seen.check_was_quiet(path)
-
-
-def test_help_has_an_example(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["gradcheck", "--help"])
-    assert "retape gradcheck mymodule:factory --ranks 4" in capsys.readouterr().out
-
-
-def test_ranks_that_raised_the_same_are_told_together():
-    from retape.gradchecking.cli import _together
-
-    errors = [RankError(2, "E", "x"), RankError(1, "", "ended"), RankError(0, "E", "x")]
-    assert _together(errors) == [("ranks 0, 2", "E: x"), ("rank 1", "ended")]
-
-
-def test_the_store_and_the_folder_are_the_users_alone(monkeypatch):
-    seen = SimpleNamespace()
-
-    def start(folder, ranks, port, show):
-        seen.mode = folder.stat().st_mode & 0o777
-        seen.listening = gradcheck_steps.listening(os.getpid())
-        seen.port = port
-        return subprocess.Popen([sys.executable, "-c", ""])
-
-    monkeypatch.setattr(launch, "_start", start)
-    ended = launch.run(Settings("a:b", 1.0), 2, lambda told: None)
-    assert ended.told is None
-    assert seen.mode == 0o700
-    assert f"127.0.0.1:{seen.port}" in seen.listening
-    assert all(address.startswith("127.0.0.1:") for address in seen.listening)
+@pytest.mark.parametrize(
+    ("endpoint", "nodes", "said"),
+    [
+        ("example.org:29400", 1, "expected 127.0.0.1, got example.org"),
+        ("", 2, "--nnodes=2: expected 1"),
+    ],
+)
+def test_the_handler_of_torchrun_is_for_one_machine(endpoint, nodes, said):
+    with pytest.raises(ValueError, match=said):
+        torchrun_retape.create(RendezvousParameters("retape", endpoint, "run", 1, nodes))

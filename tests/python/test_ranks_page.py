@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from retape.gradchecking import factory, table
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/python/check_my_ddp.py"
 PAGE = (ROOT / "docs/ranks.md").read_text(encoding="utf-8")
-NAMES = ("as_it_was", "half_way", "factory")
+NAMES = ("as_it_was", "half_way", "factory", "sharded")
 NUMBER = re.compile(r"\d+(\.\d+)?e-\d+")  # what rounding makes
 
 
@@ -52,7 +54,7 @@ def printed(told: dict) -> list[str]:
 
 def test_the_code_of_the_page_is_that_of_the_example():
     blocks = fenced("python")
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     source = EXAMPLE.read_text(encoding="utf-8")
     for block in blocks:
         assert block in source
@@ -78,11 +80,18 @@ def test_the_fix_is_equal_and_the_check_bites(reports):
     assert report["kind"] == "equal"
     assert {row["topology"] for row in report["rows"]} == {"4", "4, ragged"}
     assert max(row["error"] for row in report["rows"] if row["dtype"] == "float64") < 1e-14
-    assert report["self_test"]["killed"] == report["self_test"]["mutants"] == 2
+    assert report["self_test"]["killed"] == report["self_test"]["mutants"] == 8
+    assert report["self_test"]["as_predicted"] == report["self_test"]["predicted"] == 6
+
+
+def test_under_fsdp_it_is_equal_too(reports):
+    report = reports["sharded"]["report"]
+    assert report["kind"] == "equal"
+    assert {row["tensor"] for row in report["rows"]} == {"0.weight", "2.weight", "2.bias"}
 
 
 def test_the_output_of_the_page_is_what_is_printed(reports):
-    right, was, line, half = (block.splitlines() for block in fenced(""))
+    was, line, right, half = (block.splitlines() for block in fenced(""))
     shown = printed(reports["as_it_was"])
     assert [each for each in shown if not each.startswith(("  [", "  note:"))] == was
     assert line[0] in shown
@@ -93,6 +102,32 @@ def test_the_output_of_the_page_is_what_is_printed(reports):
     ]
     assert masked[0] == masked[1]
     assert sum("#" in each for each in masked[0]) == 5
+
+
+def test_the_checks_of_the_page_are_those_of_the_example():
+    checks = [shlex.split(block) for block in fenced("sh") if block.startswith("retape ")]
+    for command in checks:
+        assert command[:2] == ["retape", "gradcheck"]
+        assert command[3:] == ["--ranks", "4"]
+    assert [command[2] for command in checks] == ["check_my_ddp:as_it_was", "check_my_ddp:factory"]
+
+
+def test_the_script_trains_by_the_torchrun_of_the_page_which_does_not_import_retape():
+    """The backend is an entry point of the installed package."""
+    (command,) = (shlex.split(block) for block in fenced("sh") if block.startswith("torchrun "))
+    program = "from torch.distributed.run import main; main(); import sys; print(*sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *command[1:]],
+        cwd=EXAMPLE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    *losses, modules = ended.stdout.splitlines()
+    assert len(losses) == 5
+    assert "torchrun_retape" in modules.split()
+    assert "retape" not in modules.split()
 
 
 def test_the_table_of_the_page_has_every_animal():

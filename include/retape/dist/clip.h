@@ -23,7 +23,7 @@ struct ClipOptions {
 
 // Scales all gradients in place by min(1, max_norm / (norm + 1e-6)), and returns the norm over all
 // distinct parameters of `everyone`: a parameter that is given twice, or held by several ranks, counts
-// once. float64 inside; every rank gets the same bits.
+// once. float64 inside; every rank gets the same bits. Where the norm is NaN all gradients become NaN.
 RETAPE_API double clip_grad_norm(
     const std::vector<Held>& held, double max_norm, const Group& everyone, ClipOptions options = {});
 

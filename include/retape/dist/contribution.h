@@ -15,7 +15,7 @@
 namespace retape::dist {
 
 enum class Place : uint8_t {
-  Sum,       // a tensor of a SumReducer
+  Sum,       // a tensor of a SumReducer, or of sum_async
   Once,      // contribute_once
   Count,     // count_global
   Residual,  // global_residual
@@ -25,8 +25,8 @@ enum class Place : uint8_t {
 
 enum class Mutation : uint8_t {
   None,
-  Drop,         // nothing is contributed
-  Double,       // everything twice
+  Drop,         // nothing is contributed; Count: the first rank is not counted; Residual: no gradient
+  Double,       // everything twice; Residual: the gradient
   OnAllRanks,   // contribute_once: by every rank
   Average,      // the sum, divided by the number of ranks
   TimesGroup,   // multiplied by the number of ranks
@@ -40,7 +40,9 @@ struct Contribution {
   Place place;
   std::string name;
   std::string group;
-  int size = 1;  // of the group
+  int size = 1;       // of the group
+  int64_t count = 0;  // Count: of this rank
+  bool even = true;   // Count: the same on all ranks, each time
   bool operator==(const Contribution& other) const {
     return place == other.place && name == other.name && group == other.group;
   }
@@ -53,20 +55,28 @@ RETAPE_API const char* text(Mutation mutation);
 RETAPE_API std::vector<Mutation> mutations_of(Place place);
 
 // By what a gradient that consists of nothing but this contribution is multiplied; none where that is
-// not one number. LocalCount: where all ranks count the same.
+// not one number, as of a local count where ranks do not count the same.
 RETAPE_API std::optional<double> predicted_ratio(Mutation mutation, const Contribution& at, double factor = 1);
+
+// What to break. A name "*" is every contribution to that place and group.
+struct Break {
+  Contribution at;
+  Mutation mutation = Mutation::None;
+  double factor = 1;
+};
 
 // Of this process, one at a time (UsageError). Every rank makes the same.
 class RETAPE_API Watch {
  public:
   Watch();
   Watch(Contribution at, Mutation mutation, double factor = 1);
+  explicit Watch(std::vector<Break> breaks);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   std::vector<Contribution> seen() const;  // each once, in order
-  bool hit() const;                        // the mutation was applied
+  bool hit() const;                        // something was broken
 };
 
 namespace detail {
@@ -76,8 +86,9 @@ struct Change {
   double factor = 1;
 };
 
-// Notes the contribution; what is to be done to it.
-RETAPE_API Change pass(Place place, const std::string& name, const std::string& group, int size);
+// Notes the contribution; what is to be done to it. `count`: Count only, this rank's.
+RETAPE_API Change pass(
+    Place place, const std::string& name, const std::string& group, int size, int64_t count = 0);
 
 }  // namespace detail
 

@@ -12,24 +12,30 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace retape::dist {
 
 class RETAPE_API GlobalCount {
  public:
   int64_t value() const { return value_; }
+  const std::vector<int>& ranks() const { return ranks_; }  // that have counted
 
  private:
   friend RETAPE_API GlobalCount count_global(const std::string& name, int64_t local, const Group& group);
-  explicit GlobalCount(int64_t value) : value_(value) {}
+  GlobalCount(int64_t value, std::vector<int> ranks) : value_(value), ranks_(std::move(ranks)) {}
   int64_t value_;
+  std::vector<int> ranks_;
 };
 
 // One sum over the group. UsageError, on all ranks: a count below zero, or none anywhere.
 RETAPE_API GlobalCount count_global(const std::string& name, int64_t local, const Group& group);
 
 // sum / count: this rank's part of the mean over all.
-RETAPE_API Partial<at::Tensor> normalize(const at::Tensor& sum, GlobalCount count);
+RETAPE_API Partial<at::Tensor> normalize(const at::Tensor& sum, const GlobalCount& count);
+// The same for a sum over `group`. UsageError: other ranks have counted.
+RETAPE_API Partial<at::Tensor> normalize(const at::Tensor& sum, const GlobalCount& count, const Group& group);
 
 // The sum over the group, with the gradient of the local part: for functions of a global sum, each
 // rank's backward gives its Partial.

@@ -6,6 +6,7 @@
 #include <retape/dist/count.h>
 #include <retape/dist/edge.h>
 #include <retape/dist/group.h>
+#include <retape/dist/placement.h>
 #include <retape/dist/reducer.h>
 #include <retape/dist/summand.h>
 #include <retape/dist/topology.h>

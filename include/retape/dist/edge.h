@@ -12,7 +12,8 @@
 // gradients of several edges before backward goes on from the owner: a backward that is not linear in
 // its gradient (a clamp that looks at the sign) gives something else for each part alone.
 //
-// Both sides make the same calls in the same order: each is one exchange among both pools.
+// Both sides make the same calls in the same order: each is one exchange among both pools. Each of them
+// compares the topology too: where a rank has another one, all raise CollectiveError before rows move.
 #pragma once
 
 #include <retape/dist/group.h>

@@ -17,17 +17,23 @@
 //                               one hides. One that is zero where it was declared live, or in the sum is
 //                               smaller than what the comparison allows, is vacuous: reported, not passed
 //   replicas                    the same bits on every rank that holds a tensor
-//   norms, parameters           as clipping computed them; after `steps` of the optimizer
+//   norms                       as clipping computed them
+//   parameters                  how far `steps` of the optimizer have moved them. Where rounding hides even
+//                               that a parameter stood still, it is vacuous
 //   float64 first               to 1e-12, with a full-precision wire; then `dtypes`, to what their
 //                               rounding allows
-//   ragged shards               even ones hide a mean of means; a ragged variant is added
+//   ragged shards               even ones hide a mean of means. A variant is added in which every pool is
+//                               ragged that is not in any topology; `microbatches` are ragged always
 //
 // A factor alpha that fits, with little left over, is a wrong scale, and group sizes that make it are
-// guessed; at equal sizes several do, so some topology must have all sizes different. What is left over
+// guessed; at equal sizes several do, so some topology must have all sizes different. Others are not added,
+// for a step needs groups of its own for each: that none has one rank in every pool, or that rows go from
+// many ranks to few and never from few to many, is noted. What is left over
 // (residual) is no scale: a function of a local sum, other random numbers (row_random.h), a mean of means.
 //
 // Last, a self-test: every place where a rank's number enters a sum (contribution.h) is broken in every
-// way, and each must come out different. A mutant that survives makes the verdict vacuous.
+// way, and each must come out different. A mutant that survives makes the verdict vacuous. One that comes
+// out by another ratio than predicted is named, and no more: a gradient may have other parts, too.
 //
 // Vacuous is not a failure of the step; it says that nothing was proved. It cannot see what both functions
 // get wrong alike, races, or configurations that were not given.
@@ -69,15 +75,16 @@ struct GradCheckOptions {
   std::vector<at::ScalarType> dtypes = {at::kFloat};  // in production; float64 is always first
   std::optional<at::ScalarType> wire;                 // in production: `dtypes` are run with it, too
   int steps = 0;                                      // of the optimizer, with all terms on; 0: none
-  bool ragged = true;                                 // add a ragged variant where none was given
+  int microbatches = 1;                               // see Case::cut
+  bool ragged = true;                                 // add a ragged variant of pools that are not
   bool mutations = true;                              // the self-test
   std::map<at::ScalarType, double> tolerance;         // by dtype of computation, in place of the derived
   std::vector<std::string> may_be_dead;               // tensors without gradient: names, "*" at the end
   uint64_t seed = 0;
 };
 
-// What rounding may come to: 1e-12 in float64, 100 eps in float32, 8 eps in a narrower dtype; 8 eps of a
-// narrower wire on top.
+// What rounding comes to: 1e-12 in float64, 100 eps in float32, 8 eps in a narrower dtype; 8 eps of a
+// narrower wire on top. How that is derived, and from it what parameters may be off: tolerance.cpp.
 RETAPE_API double derived_tolerance(at::ScalarType dtype, std::optional<at::ScalarType> wire = std::nullopt);
 
 class RETAPE_API GradCheck {

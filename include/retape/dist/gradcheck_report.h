@@ -19,7 +19,9 @@ struct GradRow {
   std::string what;    // "gradient", "parameter", "norm"
   std::string tensor;
   Verdict::Kind kind = Verdict::Kind::Equal;
-  double error = 0;      // max|d - r| / max|r|, of what ranks have (d) and the reference (r)
+  // max|d - r| / max|r|, of what ranks have (d) and the reference (r). Of a parameter ||d - r|| / ||r||,
+  // where d and r are how far it has moved.
+  double error = 0;
   double tolerance = 0;  // what it may be
   double alpha = 1;      // <d, r> / <r, r>: the factor that fits best
   double residual = 0;   // ||d - alpha r|| / ||r||: what no factor explains
@@ -54,6 +56,8 @@ struct RETAPE_API GradReport {
   explicit operator bool() const { return kind == Verdict::Kind::Equal; }
   int exit_code() const;  // 0 equal, 1 different, 6 vacuous
   int killed() const;
+  int predicted() const;              // mutants for which there is a ratio
+  int as_predicted() const;           // of those, killed by it
   double kill_rate() const;           // of mutants; 0 if there are none
   const GradRow* worst() const;       // largest error; null without rows
   std::string text() const;           // lines for people

@@ -8,16 +8,22 @@
 // process. So every call here has a fingerprint (sequence number, operation, name, dtype, shape), which
 // the ranks compare through the group's store first:
 //
-//   ranks differ        CollectiveError on every rank, naming the odd rank and both calls; at once
+//   ranks differ        CollectiveError on every rank, naming the odd ones (all, where no call has most)
+//                       and what each would do; at once
 //   a rank is missing   CollectiveError on the others within the timeout, naming it
 //   a rank dies in it   CollectiveError on the others, naming it
 //
-// After a CollectiveError the tensors that were given are as they were, on every rank, and the group is
-// broken: each later call raises the same error at once. Make a new group, or end the process.
+// After a CollectiveError the tensors that were given are as they were, on every rank, and the process
+// group is broken: each later call raises the same error at once, through any Group. Make a new process
+// group, or end the process. A rank that did not come because it waits in another group is not to blame:
+// the error names whom that one waits for.
 //
-// Calls run in order, one at a time, on a thread of the group's own: `sum_async` returns at once.
-// Copies are the same group. Threads: any, but ranks must call in the same order.
-// Cost of agreement: three round trips to the store, whatever the number of ranks.
+// Calls run in order, one at a time, on a thread: `sum_async` returns at once. Copies are the same group,
+// and all Groups of one process group share that thread, so that calls under way in several of them do not
+// mix; calls that do not come through a Group (torch.distributed's own) must not be made while one is under
+// way. Threads: any, but ranks must call in the same order.
+// Cost: per process group two threads and one connection to the store, and one more per process; per
+// call at most five round trips to the store, eight on index 0, whatever the number of ranks.
 #pragma once
 
 #include <retape/api.h>
@@ -88,7 +94,7 @@ struct Message {
 class RETAPE_API Group {
  public:
   // `ranks` in the order of their index in the process group. It must have a store (groups made by
-  // torch.distributed do). Every member makes its own, in the same order.
+  // torch.distributed do). Every member makes its own, of the same name. Nothing is sent yet.
   Group(
       std::string name,
       std::vector<int> ranks,
@@ -115,7 +121,8 @@ class RETAPE_API Group {
   std::vector<at::Tensor> gather(const std::string& name, const at::Tensor& tensor) const;
 
   // Messages between members, at most one for each pair and direction. Each member gives those that it
-  // sends or receives; `what` describes the whole call, and is the same on all.
+  // sends or receives; `what` describes the whole call, sizes of all messages included, and is the same on
+  // all: Gloo ends a process that receives more than it has room for.
   void exchange(const std::string& name, const std::string& what, const std::vector<Message>& mine) const;
 
   // Returns when all have called it.

@@ -7,8 +7,8 @@
 //   reducer.reduce();     // each tensor is the sum, the same bits on every rank
 //
 // There is no average: whoever computed a Partial has divided it by a GlobalCount. Tensors go in buckets
-// of one dtype and device, in the order in which they were added. A tensor is written only when all of
-// its bucket has arrived; after a CollectiveError none of the tensors of that bucket has been.
+// of one dtype and device, in the order in which they were added. They are written when all buckets have
+// arrived: after a CollectiveError none of them has been.
 #pragma once
 
 #include <retape/dist/group.h>
@@ -25,7 +25,8 @@ namespace retape::dist {
 
 struct ReducerOptions {
   int64_t bucket_bytes = 25 << 20;
-  // dtype in which tensors travel and are added; none: their own.
+  // dtype in which tensors of floating point travel and are added; none: their own. Others (integers,
+  // complex numbers) travel as they are.
   std::optional<at::ScalarType> wire;
   // Looks at every partial first; one that is not finite raises on every rank, with rank and name.
   bool check_finite = false;
@@ -38,7 +39,8 @@ class RETAPE_API SumReducer {
   SumReducer(SumReducer&&) noexcept;
   SumReducer& operator=(SumReducer&&) noexcept;
 
-  // The tensor is written by reduce. UsageError: undefined, sparse, or a name that was added already.
+  // The tensor is written by reduce. UsageError: undefined, sparse, or a name or memory that was added
+  // already (tied weights): it would count twice.
   void add(const std::string& name, const Partial<at::Tensor>& partial);
 
   template <typename T>
@@ -62,5 +64,13 @@ class RETAPE_API SumReducer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// One tensor alone, as a SumReducer would sum it: written when it is waited for. `name` is what GradCheck
+// calls this contribution; `contents`, by default the name, is what ranks agree on.
+RETAPE_API Pending sum_async(
+    const std::string& name,
+    const Partial<at::Tensor>& partial,
+    const Group& group,
+    const std::string& contents = "");
 
 }  // namespace retape::dist

@@ -79,7 +79,8 @@ Partial<T> operator+(const Replicated<T>& a, const Partial<T>& b) {
 }
 
 // The value on the rank whose index in the group is `owner`, zeros on the others, which so take part in
-// the same sum. `name` is what reports call it.
+// the same sum; they have the value's graph, through which backward gives zeros. `name` is what reports
+// call it.
 RETAPE_API Partial<at::Tensor> contribute_once(
     const std::string& name, const Replicated<at::Tensor>& value, const Group& group, int owner = 0);
 

@@ -4,11 +4,13 @@
 //       {"ci", {0, 1, 2, 3}},            // rows 0..6, 6..12, 12..18, 18..24
 //       {"block0", {4, 5}},              // rows 0..12, 12..24
 //       {"ppgd", {6, 7}, {{0, 7}, {7, 24}}},  // its own cut
+//   }, {
+//       {"ci+ppgd", {0, 1, 2, 3, 6, 7}},  // ranks that do something together, without rows of their own
 //   });
 //   topology.overlap("ci", 2, "ppgd", 1);   // rows 12..18
 //
-// A value, built once, the same on every rank: Group::agree(topology) raises where it is not. A rank may
-// be in several pools. Nothing here communicates.
+// A value, built once, the same on every rank: a Placement compares it, and has the groups. A rank may be
+// in several pools. Nothing here communicates.
 #pragma once
 
 #include <retape/api.h>
@@ -44,16 +46,25 @@ struct RETAPE_API Pool {
   int index_of(int rank) const;  // -1 if it is not in the pool
 };
 
+// Ranks of any pools under a name.
+struct RETAPE_API NamedRanks {
+  std::string name;
+  std::vector<int> ranks;  // in the order of their index; the first one leads
+};
+
 class RETAPE_API Topology {
  public:
-  // UsageError: two pools of one name, a rank twice in a pool, shards that leave a row out or have one
-  // twice, more shards than ranks or fewer, no rows for a rank.
-  Topology(int64_t rows, std::vector<Pool> pools);
+  // UsageError: two pools or groups of one name, a rank twice in one, shards that leave a row out or have
+  // one twice, more shards than ranks or fewer, no rows for a rank, a rank in a group but in no pool.
+  Topology(int64_t rows, std::vector<Pool> pools, std::vector<NamedRanks> groups = {});
 
   int64_t rows() const { return rows_; }
   int world_size() const;  // highest rank and one
   const std::vector<Pool>& pools() const { return pools_; }
   const Pool& pool(const std::string& name) const;  // UsageError with the names that there are
+  const std::vector<NamedRanks>& groups() const { return groups_; }  // beside pools
+  const std::vector<int>& ranks_of(const std::string& name) const;   // a pool's or a group's; UsageError
+  std::vector<int> all_ranks() const;                                 // of all pools, sorted
 
   // Rows that the i-th of one pool and the j-th of another both have.
   RowRange overlap(const std::string& a, int i, const std::string& b, int j) const;
@@ -64,6 +75,7 @@ class RETAPE_API Topology {
  private:
   int64_t rows_;
   std::vector<Pool> pools_;
+  std::vector<NamedRanks> groups_;
 };
 
 }  // namespace retape::dist

@@ -5,7 +5,7 @@
 //
 //   auto ends = retape::dist::run_ranks(4, [](World& world) { ... });   // forks four
 //
-// Gloo over the interface of MASTER_ADDR: loopback stays on loopback, the store too. Where groups are
+// Gloo over the interface that leads to MASTER_ADDR: loopback stays on loopback, the store too. Where groups are
 // made by torch.distributed, take those: Group(name, ranks, c10d::resolve_process_group(...)).
 #pragma once
 
@@ -38,7 +38,9 @@ class RETAPE_API World {
   int size() const;
   Group all() const;
 
-  // Called by its members only. The same name again is the same group; UsageError with other ranks.
+  // Called by its members only; returns when all are connected. CollectiveError on all of them: one did not
+  // come within the timeout (a minute at least for those that have not started yet), or did not connect.
+  // The same name again is the same group; UsageError with other ranks.
   Group group(const std::string& name, std::vector<int> ranks) const;
 
  private:

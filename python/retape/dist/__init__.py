@@ -14,6 +14,7 @@ is gone, all raise `CollectiveError`, which names it, and nothing that was given
 
 from retape.dist._ddp import SumHook, fsdp_sums
 from retape.dist._group import Group
+from retape.dist._placement import Placement
 from retape.dist._sums import (
     Partial,
     Replicated,
@@ -47,6 +48,7 @@ __all__ = [
     "Outcome",
     "Partial",
     "Pending",
+    "Placement",
     "Pool",
     "Replicated",
     "SumHook",

@@ -52,14 +52,15 @@ class SumHook:
 def _sum(hook: SumHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     hook._summed.update(id(p) for p in bucket.parameters())
     names = [hook._names.get(id(p), "?") for p in bucket.parameters()]
+    name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     buffer = bucket.buffer()
-    pending = hook.group.sum_async(", ".join(names), buffer)
+    pending = _dist.sum_async(name, buffer, hook.group, ", ".join(names))
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def wait() -> None:
         try:
             pending.wait()
-        except _dist.CollectiveError as error:
+        except Exception as error:  # whatever it is: DDP waits for the future
             future.set_exception(error)
         else:
             future.set_result(buffer)

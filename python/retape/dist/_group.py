@@ -19,8 +19,9 @@ def Group(  # noqa: N802: what it returns is one
 ) -> _dist.Group:
     """The ranks of a process group, which agree before data moves.
 
-    process_group: by default all ranks. Every member makes its own Group, in the same order.
-    name: what errors call it; by default the process group's.
+    process_group: by default all ranks. Every member makes its own Group. Groups of one process group share
+        its calls, which do not mix; torch.distributed's own calls beside one that is under way do.
+    name: what errors call it, the same on all ranks; by default the process group's.
     timeout: seconds to wait for others; by default the process group's.
     """
     if not torch_dist.is_initialized():
@@ -32,7 +33,7 @@ def Group(  # noqa: N802: what it returns is one
     if process_group is torch_dist.GroupMember.NON_GROUP_MEMBER:
         raise _C.UsageError("[Group] this rank is not in the process group. Fix: only members make it.")
     if timeout is None:
-        timeout = _timeout_of(process_group)
+        timeout = timeout_of(process_group)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     # torchrun's agent serves the store; without it, rank 0 does.
     host = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
@@ -45,7 +46,7 @@ def Group(  # noqa: N802: what it returns is one
     )
 
 
-def _timeout_of(process_group: torch_dist.ProcessGroup) -> timedelta:
+def timeout_of(process_group: torch_dist.ProcessGroup) -> timedelta:
     for device in process_group._device_types:
         options = getattr(process_group._get_backend(torch.device(device)), "options", None)
         if options is not None:

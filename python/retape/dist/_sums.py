@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -56,7 +57,8 @@ class Replicated:
 class SumReducer(_dist.SumReducer):
     """Gradients of many parameters, summed over a group in few calls.
 
-    bucket_bytes: of one call. wire: dtype in which tensors travel and are added; by default their own.
+    bucket_bytes: of one call. wire: dtype in which tensors of floating point travel and are added; by default
+        their own.
     check_finite: look at every partial first; one that is not finite raises on every rank, with rank and
         name.
     """
@@ -80,7 +82,7 @@ class SumReducer(_dist.SumReducer):
 
 
 def contribute_once(name: str, value: Replicated, group: _dist.Group, owner: int = 0) -> Partial:
-    """The value on the rank whose index in the group is `owner`, zeros on the others."""
+    """The value on the rank whose index in the group is `owner`, zeros with the value's graph on the others."""
     if not isinstance(value, Replicated):
         raise TypeError(
             f"[contribute_once] {name!r}: expected a Replicated, got {type(value).__name__}. A Partial is "
@@ -91,17 +93,24 @@ def contribute_once(name: str, value: Replicated, group: _dist.Group, owner: int
 
 def count_global(name: str, local: int, group: _dist.Group) -> _dist.GlobalCount:
     """How many there are on all ranks together: the only denominator that `normalize` takes."""
-    return _dist.count_global(name, int(local), group)
+    try:
+        here = operator.index(local)
+    except TypeError as error:
+        raise TypeError(
+            f"[count_global] {name!r}: expected an integer, got {local!r}. Fix: int(), if it is a whole number."
+        ) from error
+    return _dist.count_global(name, here, group)
 
 
-def normalize(sum: torch.Tensor, count: _dist.GlobalCount) -> Partial:
-    """sum / count: this rank's part of the mean over all."""
+def normalize(sum: torch.Tensor, count: _dist.GlobalCount, group: _dist.Group | None = None) -> Partial:
+    """sum / count: this rank's part of the mean over all. group: over which it will be summed; a count of
+    other ranks is then a UsageError."""
     if not isinstance(count, _dist.GlobalCount):
         raise TypeError(
             f"[normalize] expected a GlobalCount, got {type(count).__name__}: a mean over a rank's own items, "
             "summed or averaged over ranks, is not the mean over all. Fix: count_global(name, local, group)."
         )
-    return Partial(_dist.normalize(sum, count))
+    return Partial(_dist.normalize(sum, count, group))
 
 
 def global_residual(name: str, local: torch.Tensor, group: _dist.Group) -> torch.Tensor:

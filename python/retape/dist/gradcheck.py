@@ -28,7 +28,7 @@ import torch.distributed as torch_dist
 from torch import nn
 
 from retape import _C, _dist
-from retape.dist._group import Group, _timeout_of
+from retape.dist._group import Group, timeout_of
 
 Case = _dist.Case
 Term = _dist.Term
@@ -55,7 +55,8 @@ class Outcome:
     """What a step has come to. The reference has all tensors, a rank those that it holds."""
 
     gradients: Tensors  # after every reduction, before clipping
-    parameters: Tensors = field(default_factory=dict)  # after `case.steps`
+    # After `case.steps`; the reference's also after 0: as they begin.
+    parameters: Tensors = field(default_factory=dict)
     norms: Mapping[str, float] = field(default_factory=dict)  # as clipping computed them
 
 
@@ -139,9 +140,11 @@ class GradCheck:
         and begin anew each time: the same case, the same outcome.
     terms: of the loss: names with coefficients, or a list of `Term`. A step computes those of `case.terms`
         that are not 0. Each is checked alone, and all together.
-    topologies: by name. With `rows` in their place: data parallelism over 1 rank and over all.
+    topologies: by name. A step runs on the ranks of one alone, so that with several it needs a group for
+        each. With `rows` in their place: data parallelism over all ranks, one pool "ranks".
     dtypes: of production, after float64, which decides. wire: dtype in which production sends.
-    steps: of the optimizer, after which parameters are compared.
+    steps: of the optimizer, after which it is compared how far parameters have moved.
+    microbatches: for a step that accumulates; `case.cut(rows)` gives them, of very different sizes.
     ragged: add a topology whose ranks have very different numbers of rows.
     self_test: break every contribution to every sum, one at a time, and see whether it is noticed.
     tolerance: by dtype, in place of the derived ones. may_be_dead: parameters that have no gradient.
@@ -159,6 +162,7 @@ class GradCheck:
         dtypes: Sequence[torch.dtype] = (torch.float32,),
         wire: torch.dtype | None = None,
         steps: int = 0,
+        microbatches: int = 1,
         ragged: bool = True,
         self_test: bool = True,
         tolerance: Mapping[torch.dtype, float] | None = None,
@@ -179,6 +183,7 @@ class GradCheck:
         self.dtypes = tuple(dtypes)
         self.wire = wire
         self.steps = steps
+        self.microbatches = microbatches
         self.ragged = ragged
         self.self_test = self_test
         self.tolerance = dict(tolerance or {})
@@ -209,11 +214,13 @@ class GradCheck:
         options.terms = _terms(self.terms)
         topologies = self.topologies
         if topologies is None:
-            topologies = {str(n): _data_parallel(self.rows or 0, n) for n in sorted({1, ranks})}
+            pool = _dist.Pool("ranks", list(range(ranks)))
+            topologies = {str(ranks): _dist.Topology(self.rows or 0, [pool])}
         options.topologies = list(topologies.items())
         options.dtypes = list(self.dtypes)
         options.wire = self.wire
         options.steps = self.steps
+        options.microbatches = self.microbatches
         options.ragged = self.ragged
         options.mutations = self.self_test
         options.tolerance = self.tolerance
@@ -228,10 +235,6 @@ def _terms(given: Mapping[str, float] | Sequence[Term]) -> list[Term]:
     return list(given)
 
 
-def _data_parallel(rows: int, ranks: int) -> _dist.Topology:
-    return _dist.Topology(rows, [_dist.Pool("ranks", list(range(ranks)))])
-
-
 @contextlib.contextmanager
 def _all_ranks() -> Iterator[_dist.Group]:
     """A group of the check's own, over Gloo: it moves CPU tensors, whatever the step's groups do, and
@@ -241,7 +244,7 @@ def _all_ranks() -> Iterator[_dist.Group]:
             "[GradCheck] there are no ranks: torch.distributed is not initialized. Fix: `retape gradcheck "
             "package.module:factory --ranks 4`, or init_process_group first."
         )
-    timeout = 2 * _timeout_of(torch_dist.group.WORLD)
+    timeout = 2 * timeout_of(torch_dist.group.WORLD)
     ranks = torch_dist.new_group(backend="gloo", timeout=timeout, group_desc="gradcheck")
     yield Group(ranks, timeout=timeout)
     torch_dist.destroy_process_group(ranks)

@@ -13,29 +13,35 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def bar(console: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
+def bar(console: Console, shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives a function that takes done, total and what. Where nobody watches, there is no bar."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        TextColumn("{task.fields[count]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),  # what is left
+        ),
     )
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as shown:
-        task = shown.add_task("starting ranks", total=None)
+        *columns,
+        console=console,
+        expand=True,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    ) as progress:
+        task = progress.add_task("starting ranks", total=None, count="")
 
         def advance(told: dict[str, Any]) -> None:
+            done, total = told["done"], told["total"]
             what = printable(told["what"])
-            shown.update(task, completed=told["done"], total=told["total"], description=what)
+            progress.update(
+                task, completed=done, total=total, description=what, count=f"{done}/{total}"
+            )
 
         yield advance

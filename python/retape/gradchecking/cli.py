@@ -48,13 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what ranks print, as it comes, on standard error",
     )
     parser.add_argument("--html", metavar="PATH", help="one page with everything in it")
+    codes = "0 equal, 1 different, 2 a mistake in the call, 5 a rank failed, 6 vacuous"
+    parser.epilog = f"exit codes: {codes}\n\n{parser.epilog}"
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
     _check(args)
     console.print(f"Running the code of {args.factory} on {args.ranks} ranks.", markup=False)
     settings = Settings(args.factory, args.timeout, args.seed, not args.no_self_test)
-    with bar(console) as advance:
+    with bar(console, shown=not args.show_output) as advance:  # what ranks print would cut it up
         ended = launch.run(settings, args.ranks, advance, args.show_output)
     if ended.told is None:
         return _failed(args, ended, console)
@@ -91,7 +93,7 @@ def _usage(args: argparse.Namespace, text: str) -> NoReturn:
 def _failed(
     args: argparse.Namespace, ended: Ended, console: Console
 ) -> tuple[Exit, dict[str, Any]]:
-    if ended.errors and all(error.usage for error in ended.errors):
+    if all(error.usage for error in ended.errors):
         _usage(args, re.sub(r"^\[\w+\] ", "", ended.errors[0].text))
     for ranks, said in _together(ended.errors):
         console.print(
@@ -100,12 +102,8 @@ def _failed(
             markup=False,
             soft_wrap=True,
         )
-    if not ended.errors:
-        console.print(
-            f"✗ ranks ended without a report (torchrun: {ended.exit_code}). They last wrote:",
-            style="bold red",
-            markup=False,
-        )
+    if ended.output and not args.show_output:
+        console.print(f"The last lines of {_who(ended.errors[:1])}:", markup=False)
         console.print(printable(ended.output, lines=True), markup=False, soft_wrap=True)
     elif not args.show_output:
         console.print("Fix: --show-output shows where it was raised.", markup=False)
@@ -115,11 +113,15 @@ def _failed(
 
 def _together(errors: Sequence[RankError]) -> list[tuple[str, str]]:
     """Ranks that raised the same, with it: ("ranks 0, 2", "ValueError: no data")."""
-    said: dict[str, list[int]] = {}
+    said: dict[str, list[RankError]] = {}
     for error in errors:
         text = f"{error.kind}: {error.text}" if error.kind else error.text
-        said.setdefault(text, []).append(error.rank)
-    return [
-        (f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}", text)
-        for text, ranks in said.items()
-    ]
+        said.setdefault(text, []).append(error)
+    return [(_who(by), text) for text, by in said.items()]
+
+
+def _who(errors: Sequence[RankError]) -> str:
+    ranks = sorted(error.rank for error in errors if error.rank is not None)
+    if not ranks:
+        return "torchrun"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

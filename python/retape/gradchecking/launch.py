@@ -1,8 +1,11 @@
-"""Ranks, started by torchrun, on this machine alone.
+"""Ranks of `retape gradcheck`, started on this machine by torchrun.
 
-Nothing listens but on loopback. Ranks meet in a store that this process serves there: torchrun's own
-would listen on every interface, and ask nobody for a password, so it is told to make none. Its rendezvous
-is a file in a folder that only the user can read, and Gloo is told to use the loopback interface.
+What ranks and torchrun tell is JSON in a folder that only the user can read; nothing is pickled. torchrun
+serves the store in which ranks meet, and it and Gloo listen on loopback alone.
+
+torchrun ends all ranks when one fails. A rank that has told what it raised has not failed in that sense: the
+others have some time to tell what they raise, which may be why. So only a rank that is gone without a word
+is torchrun's matter, and one that is stopped, or left with exit code 0, is found here.
 """
 
 from __future__ import annotations
@@ -10,28 +13,24 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-import torch.distributed as torch_dist
-
-from retape.gradchecking import messages
+from retape.gradchecking import messages, torchrun
 from retape.gradchecking.messages import RankError, Settings
 
-LOOPBACK = "127.0.0.1"
 _LOOK = 0.1  # seconds between looks at how far ranks are
-_GRACE = 5.0  # seconds that ranks have to end by themselves when one has raised
-# In torchrun's account of what failed: the rank that ended first, and how.
-_FIRST_FAILURE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_GRACE = 5.0  # seconds that ranks have to end by themselves when one has failed
+
+Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
@@ -40,116 +39,150 @@ class Ended:
 
     told: dict[str, Any] | None  # the first rank's report and its text
     errors: list[RankError]
-    exit_code: int  # torchrun's
-    output: str  # the last lines that ranks and torchrun wrote, if there is no report
+    output: str  # last lines of who has not told why it ended: a rank, or torchrun
 
 
 def run(
     settings: Settings, ranks: int, progress: Callable[[dict[str, Any]], None], show: bool = False
 ) -> Ended:
     """`progress` is called whenever the first rank has got on. `show`: what ranks print is shown as it
-    comes; else only where they fail."""
-    with tempfile.TemporaryDirectory(prefix="retape-") as name:  # mode 0700
+    comes; else only where they fail. SIGTERM ends ranks and removes the folder, as Ctrl-C does."""
+    with _terminable(), tempfile.TemporaryDirectory(prefix="retape-") as name:  # mode 0700
         folder = Path(name)
         messages.write_settings(folder, settings)
-        with _store() as port:
-            exit_code = _wait(_start(folder, ranks, port, show), folder, progress)
+        process = _start(folder, ranks, show)
+        try:
+            _wait(process, folder, ranks, progress)
+            silent = _silent(process, folder, ranks)
+        finally:
+            _end(process)
         told = messages.read(folder / "report.json")
-        return Ended(told, _errors(folder), exit_code, _last_lines(folder))
+        errors = [*silent, *messages.read_errors(folder)]
+        return Ended(told, errors, _last_lines(folder, errors))
 
 
 @contextlib.contextmanager
-def _store() -> Iterator[int]:
-    """Serves a store on loopback, at the port that it gives."""
-    listener = socket.create_server((LOOPBACK, 0), backlog=128)
-    port = listener.getsockname()[1]
-    store = torch_dist.TCPStore(
-        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    yield port
-    del store
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, so that what is open is closed."""
 
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # not once more while closing
+        raise SystemExit(128 + number)
 
-def _start(folder: Path, ranks: int, port: int, show: bool) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += [
-        "--nnodes=1",
-        f"--nproc-per-node={ranks}",
-        "--max-restarts=0",
-        "--shutdown-timeout=2",
-    ]
-    command += ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--rdzv-id=gradcheck"]
-    command += [f"--rdzv-endpoint={folder / 'rendezvous'}", f"--local-addr={LOOPBACK}"]
-    if not show:
-        command += [f"--log-dir={folder / 'logs'}", "--redirects=3"]
-    command += ["-m", "retape.gradchecking.rank", str(port)]
-    environment = {
-        **os.environ,
-        "RETAPE_GRADCHECK": str(folder),
-        "GLOO_SOCKET_IFNAME": _loopback_interface(),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else torchrun serves one, on every interface
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # else torchrun says so
-    }
-    output = None if show else (folder / "torchrun.log").open("wb")
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(folder: Path, ranks: int, show: bool) -> Process:
+    program = ["retape.gradchecking.rank", str(folder)]
+    with (folder / "torchrun.log").open("wb") as log:
         return subprocess.Popen(
-            command,
-            env=environment,
+            torchrun.command(folder, ranks, program, show),
+            env={"OMP_NUM_THREADS": "1", **os.environ},
             stdin=subprocess.DEVNULL,
-            stdout=output or sys.stderr,
-            stderr=output,
+            stdout=sys.stderr if show else log,
+            stderr=sys.stderr if show else log,
             start_new_session=True,  # Ctrl-C is ours, who end it
         )
-    finally:
-        if output is not None:
-            output.close()
-
-
-def _loopback_interface() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name in ("lo", "lo0")), "lo")
 
 
 def _wait(
-    process: subprocess.Popen[bytes], folder: Path, progress: Callable[[dict[str, Any]], None]
-) -> int:
+    process: Process, folder: Path, ranks: int, progress: Callable[[dict[str, Any]], None]
+) -> None:
+    """Until all have ended, or for a while when one has failed: the others may wait for that one."""
     seen = None
     until = math.inf
+    while time.monotonic() < until:
+        running = process.poll() is None
+        told = messages.read(folder / "progress.json")
+        if told is not None and told != seen:
+            seen = told
+            progress(told)
+        if not running:
+            return
+        failed = any(folder.glob("error.*.json")) or any(
+            _is_gone_without_a_word(folder, rank) for rank in range(ranks)
+        )
+        if math.isinf(until) and failed:
+            until = time.monotonic() + _GRACE
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK)
+
+
+def _end(process: Process) -> None:
+    """torchrun ends ranks. They end with it, should it not."""
+    if process.poll() is None:
+        process.terminate()
     try:
-        while time.monotonic() < until:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(_LOOK)
-            told = messages.read(folder / "progress.json")
-            if told is not None and told != seen:
-                seen = told
-                progress(told)
-            if math.isinf(until) and any(folder.glob("error.*.json")):
-                # The others may wait for that rank until they time out.
-                until = time.monotonic() + _GRACE
-    finally:
-        if process.poll() is None:
-            process.kill()  # ranks end with it
-            process.wait()
-    return process.returncode
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-def _errors(folder: Path) -> list[RankError]:
-    """What ranks raised, after the rank that ended without a word, if one did."""
-    errors = messages.read_errors(folder)
-    log = folder / "torchrun.log"
-    first = _FIRST_FAILURE.search(log.read_text(errors="replace")) if log.is_file() else None
-    if first is None or (folder / f"error.{first[1]}.json").exists():
-        return errors
-    code = int(first[2])
-    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-    return [RankError(int(first[1]), "", f"ended {how}, without an exception"), *errors]
+def _silent(process: Process, folder: Path, ranks: int) -> list[RankError]:
+    """Ranks that ended without a word, and those that are stopped while others have failed: what other
+    ranks raise follows from them."""
+    code = process.poll()
+    codes = messages.read_exit_codes(folder)
+    if code and not codes:
+        return [RankError(None, "", f"ended {_how(code)}, and ranks with it")]
+    first = next(iter(codes), None)
+    errors = []
+    for rank in range(ranks):
+        gone = code is not None or _is_gone_without_a_word(folder, rank)
+        if gone and _ended_by_itself(folder, rank, first, codes.get(rank, 0)):
+            how = _how(codes.get(rank, 0))
+            errors.append(RankError(rank, "", f"ended {how}, without an exception"))
+        elif not gone and _is_stopped(folder, rank):
+            text = "is stopped (SIGSTOP, or a debugger), and others waited for it"
+            errors.append(RankError(rank, "", text))
+    return sorted(errors, key=lambda error: error.rank != first)
 
 
-def _last_lines(folder: Path, count: int = 20) -> str:
-    """Of the rank that wrote last, or of torchrun."""
-    logs = [path for path in folder.glob("logs/**/stderr.log") if path.stat().st_size > 0]
-    logs = sorted(logs, key=lambda path: path.stat().st_mtime)[-1:] or [folder / "torchrun.log"]
-    if not logs[0].is_file():
+def _is_gone_without_a_word(folder: Path, rank: int) -> bool:
+    process = messages.process_of(folder, rank)
+    if process is None:
+        return False  # not there yet
+    try:
+        os.kill(process, 0)
+        return False
+    except ProcessLookupError:
+        return not messages.has_spoken(folder, rank)
+
+
+def _ended_by_itself(folder: Path, rank: int, first: int | None, code: int) -> bool:
+    """Without a word, and not because torchrun ended it by SIGTERM after the `first` that failed. One that
+    was told to end has a mark, unless it was only starting."""
+    if messages.has_spoken(folder, rank):
+        return False
+    told_to = code == -signal.SIGTERM or messages.was_told_to_end(folder, rank)
+    return rank == first or not told_to
+
+
+def _how(code: int) -> str:
+    return f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+
+
+def _is_stopped(folder: Path, rank: int) -> bool:
+    """Where there is no /proc, nobody knows."""
+    try:
+        stat = Path(f"/proc/{messages.process_of(folder, rank)}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _last_lines(folder: Path, errors: Sequence[RankError], count: int = 20) -> str:
+    if not errors or errors[0].kind:
         return ""
-    lines = logs[0].read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-count:])
+    rank = errors[0].rank
+    if rank is None:
+        text = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+    else:
+        text = torchrun.output_of(folder, rank)
+    return "\n".join(text.splitlines()[-count:])

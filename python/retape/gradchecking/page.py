@@ -106,7 +106,10 @@ def _cards(report: Mapping[str, Any]) -> list[Card]:
     if test["rows"]:
         lives = test["mutants"] - test["killed"]
         figure = f"{test['killed']} of {test['mutants']}"
-        text = f"faults put in on purpose were noticed, at {test['topology']}"
+        text = (
+            f"faults put in on purpose were noticed, {test['as_predicted']} of {test['predicted']} by "
+            "the ratio that was predicted"
+        )
         cards.append(Card("self-test", figure, text, "loud" if lives else "good"))
     else:
         cards.append(Card("self-test", "none", "no fault was put in on purpose", "quiet"))
@@ -115,24 +118,28 @@ def _cards(report: Mapping[str, Any]) -> list[Card]:
 
 def _runs(rows: Sequence[Mapping[str, Any]]) -> Section:
     matrix = table.matrix_of(rows)
+    dtypes = list(dict.fromkeys(dtype for _, dtype in matrix.lines))
+    topologies = dict.fromkeys(topology for topology, _ in matrix.lines)
     lines = []
-    for line in matrix.lines:
-        cells = []
+    for topology in topologies:
         for terms in matrix.columns:
-            found = matrix.cells.get((*line, terms))
-            if found is None:
-                cells.append(Cell(terms, ""))
-                continue
-            word = table.error_text(found.error)
-            tensors = [_tensor(row) for row in found.rows]
-            cells.append(Cell(terms, word, table.SYMBOLS[found.kind], TONES[found.kind], tensors))
-        lines.append(Line(line[0], [Cell("dtype", line[1]), *cells]))
+            found = [matrix.cells.get((topology, dtype, terms)) for dtype in dtypes]
+            cells = [_run(dtype, cell) for dtype, cell in zip(dtypes, found, strict=True)]
+            lines.append(Line(topology, [Cell("terms", terms), *cells]))
     return Section(
         "Runs",
         "The largest difference in each run, divided by the largest number of the reference.",
-        ["topology", "dtype", *matrix.columns],
+        ["topology", "terms", *dtypes],
         lines,
     )
+
+
+def _run(dtype: str, cell: table.Cell | None) -> Cell:
+    if cell is None:
+        return Cell(dtype, "")
+    word = table.error_text(cell.error)
+    tensors = [_tensor(row) for row in cell.rows]
+    return Cell(dtype, word, table.SYMBOLS[cell.kind], TONES[cell.kind], tensors)
 
 
 def _tensor(row: Mapping[str, Any]) -> list[str]:
@@ -174,19 +181,21 @@ def _self_test(test: Mapping[str, Any]) -> Section:
         killed = row["killed"]
         fitted = "" if row["fitted"] is None else f"{row['fitted']:.6g}"
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.6g}"
-        noticed = "noticed" if killed else "not noticed"
+        other = killed and predicted and not row["as_predicted"]
+        noticed = "by another ratio" if other else "noticed" if killed else "not noticed"
+        tone = "loud" if other else "good" if killed else "bad"
         cells = [
             Cell("at", f"{row['place']} {row['name']} of {row['group']}"),
-            Cell("verdict", noticed, "✓" if killed else "✗", "good" if killed else "bad"),
-            Cell("predicted", predicted),
+            Cell("verdict", noticed, "✓" if killed else "✗", tone),
+            Cell("predicted", predicted or "no one number"),
             Cell("fitted", f"{fitted} ({row['tensor']}, {row['terms']})" if fitted else ""),
         ]
         pool = f" of {row['pool']}" if row["pool"] else ""
         lines.append(Line(f"{row['mutation']}{pool}", cells, row["reason"]))
     return Section(
-        f"Self-test at {test['topology']}",
-        "Each number that a rank gives to a sum was broken in each way, one at a time. The ratio is of a "
-        "gradient that is nothing but that contribution.",
+        "Self-test",
+        f"Each number that a rank gives to a sum was broken in each way, one at a time, in the topology "
+        f"“{test['topology']}”. The ratio is that of a gradient which is nothing but that contribution.",
         ["broken", "at", "verdict", "predicted", "fitted"],
         lines,
     )

@@ -1,55 +1,58 @@
-"""`python -m retape.gradchecking.rank PORT`: one rank of `retape gradcheck`; torchrun starts it."""
+"""`python -m retape.gradchecking.rank FOLDER PARENT`: one rank of `retape gradcheck`, started by torchrun."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as torch_dist
 
 from retape.gradchecking import messages
-from retape.gradchecking.launch import LOOPBACK
 from retape.gradchecking.messages import RankError, Settings
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(port: str) -> None:
-    _end_with_parent()
-    # torchrun's rendezvous is a file, and the port that it tells ranks about is nobody's.
-    os.environ["MASTER_ADDR"] = LOOPBACK
-    os.environ["MASTER_PORT"] = port
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # a launcher serves it
-    folder = Path(os.environ["RETAPE_GRADCHECK"])
+def main(folder: Path, parent: int) -> None:
+    end_with_parent(parent)
     rank = int(os.environ["RANK"])
+    # SIGTERM leaves a mark, also while this waits below Python, and ends it all the same.
+    mark = messages.mark_of(folder, rank).open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGTERM, mark, chain=True)
+    messages.write_process(folder, rank)
     try:
         settings = messages.read_settings(folder)
         torch_dist.init_process_group("gloo", timeout=timedelta(seconds=settings.timeout))
         _check(settings, folder, rank)
         torch_dist.destroy_process_group()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         messages.write_error(folder, _told(rank, error))
-        _leave(1)
-    _leave(0)
+        leave()  # with 0: torchrun would end the others, who may be about to tell why
+    messages.write_done(folder, rank)
+    leave()
 
 
-def _end_with_parent() -> None:
-    """When torchrun is killed, it does not end ranks. Where there is no such call, they end by timeout."""
+def end_with_parent(parent: int) -> None:
+    """Where there is no such call, ranks end by timeout."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(1)
 
 
-def _leave(code: int) -> None:
+def leave() -> NoReturn:
     """Without destructors: those of groups may wait for ranks that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(0)
 
 
 def _check(settings: Settings, folder: Path, rank: int) -> None:
@@ -73,7 +76,7 @@ def _check(settings: Settings, folder: Path, rank: int) -> None:
         messages.write(folder / "report.json", told)
 
 
-def _told(rank: int, error: Exception) -> RankError:
+def _told(rank: int, error: Exception | SystemExit) -> RankError:
     from retape import _C, _dist
 
     usage = isinstance(error, _C.UsageError)
@@ -82,4 +85,4 @@ def _told(rank: int, error: Exception) -> RankError:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

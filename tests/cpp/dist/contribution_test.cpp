@@ -42,8 +42,12 @@ TEST(Contribution, MutationsDoWhatTheyAreCalled) {
       {Place::Once, "penalty", Mutation::Drop, 1},
       {Place::Once, "penalty", Mutation::Double, 21},
       {Place::Once, "penalty", Mutation::OnAllRanks, 21},
+      {Place::Count, "rows", Mutation::Drop, 11.5},         // 3/2
+      {Place::Count, "rows", Mutation::Double, 10.5},       // 3/6
       {Place::Count, "rows", Mutation::LocalCount, 12},     // 1/1 + 2/2
       {Place::Count, "rows", Mutation::TimesGroup, 10.5},   // 3/6
+      {Place::Residual, "usage", Mutation::Drop, 10},
+      {Place::Residual, "usage", Mutation::Double, 12},
       {Place::Residual, "usage", Mutation::TimesGroup, 12},
       {Place::Residual, "usage", Mutation::LocalValue, 11},  // linear: the value does not matter
   };
@@ -59,14 +63,59 @@ TEST(Contribution, MutationsDoWhatTheyAreCalled) {
   });
 }
 
+TEST(Contribution, ATensorThatIsSummedAloneIsOne) {
+  expect_ranks(2, [](World& world) {
+    const auto sum = [&] {
+      const auto tensor = torch::full({1}, 3.0);
+      sum_async("bucket", Partial(tensor), world.all(), "w, b").wait();
+      return tensor.item<double>();
+    };
+    const auto mutated = [&](Mutation mutation) {
+      const Watch watch({Place::Sum, "bucket", "world", 2}, mutation);
+      const auto found = sum();
+      RANK_EXPECT(watch.hit());
+      return found;
+    };
+    RANK_EXPECT_EQ(sum(), 6.0);
+    RANK_EXPECT_EQ(mutated(Mutation::Drop), 0.0);
+    RANK_EXPECT_EQ(mutated(Mutation::Double), 12.0);
+    RANK_EXPECT_EQ(mutated(Mutation::Average), 3.0);
+    RANK_EXPECT_EQ(mutated(Mutation::TimesGroup), 12.0);
+  });
+}
+
+TEST(Contribution, SeveralAreBrokenAtOnceAndAStarIsEveryName) {
+  expect_ranks(2, [](World& world) {
+    {
+      const Watch watch({{{Place::Sum, "*", "world", 2}, Mutation::Average},
+                         {{Place::Count, "rows", "world", 2}, Mutation::Double}});
+      RANK_EXPECT_EQ(gradient(world.all()), 10.5 / 2);
+      RANK_EXPECT(watch.hit());
+    }
+    const Watch elsewhere({{{Place::Sum, "*", "another group", 2}, Mutation::Average}});
+    RANK_EXPECT_EQ(gradient(world.all()), 11.0);
+    RANK_EXPECT(!elsewhere.hit());
+  });
+}
+
 TEST(Contribution, PredictedRatios) {
-  const Contribution sum{Place::Sum, "w", "g", 4}, count{Place::Count, "n", "g", 4};
+  const Contribution sum{Place::Sum, "w", "g", 4};
+  Contribution count{Place::Count, "n", "g", 4};
+  EXPECT_EQ(predicted_ratio(Mutation::Drop, sum), 0.0);
+  EXPECT_EQ(predicted_ratio(Mutation::Double, sum), 2.0);
+  EXPECT_EQ(predicted_ratio(Mutation::Drop, count), 4.0 / 3);
+  EXPECT_EQ(predicted_ratio(Mutation::Double, count), 0.5);
   EXPECT_EQ(predicted_ratio(Mutation::Average, sum), 0.25);
   EXPECT_EQ(predicted_ratio(Mutation::TimesGroup, sum), 4.0);
   EXPECT_EQ(predicted_ratio(Mutation::TimesGroup, count), 0.25);
   EXPECT_EQ(predicted_ratio(Mutation::LocalCount, count), 4.0);
   EXPECT_EQ(predicted_ratio(Mutation::OtherCount, count, 2), 2.0);
   EXPECT_EQ(predicted_ratio(Mutation::LocalValue, count), std::nullopt);
+  count.even = false;  // ranks count differently: a local count is no factor
+  EXPECT_EQ(predicted_ratio(Mutation::LocalCount, count), std::nullopt);
+  EXPECT_EQ(predicted_ratio(Mutation::OtherCount, count, 2), std::nullopt);
+  EXPECT_EQ(predicted_ratio(Mutation::Drop, count), std::nullopt);
+  EXPECT_EQ(predicted_ratio(Mutation::TimesGroup, count), 0.25);
 }
 
 TEST(Contribution, OneWatchAtATime) {

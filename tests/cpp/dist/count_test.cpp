@@ -46,6 +46,23 @@ TEST(GlobalCount, NothingToDivideByIsAnErrorOnEveryRank) {
   });
 }
 
+TEST(GlobalCount, OfOtherRanksIsNoDenominatorOfAGroup) {
+  expect_ranks(3, [](World& world) {
+    const auto pair = world.rank() < 2 ? world.group("pair", {1, 0}) : Group::alone("self", 2);
+    const auto sum = torch::full({1}, 6.0);
+    RANK_EXPECT_EQ(normalize(sum, count_global("rows", 1, world.all()), world.all()).value().item<double>(), 2.0);
+    const auto count = count_global("rows", 1, pair);
+    RANK_EXPECT_EQ(normalize(sum, count).value().item<double>(), world.rank() < 2 ? 3.0 : 6.0);
+    try {
+      normalize(sum, count, world.all());
+    } catch (const UsageError& error) {
+      RANK_EXPECT_TEXT(error.what(), world.rank() < 2 ? "that of ranks 1 and 0" : "that of rank 2", "ranks 0, 1 and 2");
+      return;
+    }
+    RANK_EXPECT(!"raised");
+  });
+}
+
 TEST(GlobalResidual, ValueIsGlobalAndGradientIsLocal) {
   expect_ranks(3, [](World& world) {
     const auto local = torch::full({2}, world.rank() + 1.0, torch::requires_grad());
@@ -120,6 +137,19 @@ TEST(ClipGradNorm, TheNormOfTorch) {
     const auto theirs = torch::nn::utils::clip_grad_norm_({a, b}, 0.5, type);
     EXPECT_NEAR(ours, theirs, 1e-5) << type;
     EXPECT_TRUE(torch::allclose(after, a.grad())) << type;
+  }
+}
+
+TEST(ClipGradNorm, ANormThatIsNotANumberIsSeenInEveryGradient) {
+  for (const double type : {2.0, std::numeric_limits<double>::infinity()}) {
+    const auto good = torch::zeros({2}, torch::requires_grad()), bad = torch::zeros({1}, torch::requires_grad());
+    good.mutable_grad() = torch::full({2}, 3.0);
+    bad.mutable_grad() = torch::full({1}, std::numeric_limits<double>::quiet_NaN());
+    ClipOptions options;
+    options.norm_type = type;
+    const auto group = Group::alone("self");
+    EXPECT_TRUE(std::isnan(clip_grad_norm({{{good, bad}, group}}, 1.0, group, options)));
+    EXPECT_TRUE(good.grad().isnan().all().item<bool>());  // as torch's
   }
 }
 

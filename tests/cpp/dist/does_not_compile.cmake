@@ -13,8 +13,8 @@ foreach(text
     "A Replicated value in a sum would be counted once per rank"
     "A Replicated value added to a Partial one would be counted once per rank"
     "Fix: retape::dist::contribute_once"
-    "could not convert .* to [^ ]*retape::dist::GlobalCount"
-    "GlobalCount::GlobalCount\\(int64_t\\).* is private")
+    "no known conversion for argument 2 from [^ ]*int[^ ]* to .*GlobalCount"
+    "GlobalCount::GlobalCount\\(int64_t, .* is private")
   if(NOT output MATCHES "${text}")
     message(FATAL_ERROR "no error says \"${text}\":\n${output}")
   endif()

@@ -124,6 +124,31 @@ TEST(Edge, AnotherWidthOfARowIsNoticedByBothSides) {
   });
 }
 
+TEST(Edge, AnotherTopologyIsNoticedByBothSides) {
+  for (const bool back : {false, true}) {
+    expect_ranks(3, [&](World& world) {
+      // The pools of the edge are alike: rank 2 has more rows, or another pool elsewhere.
+      const int more = world.rank() == 2 && !back ? 1 : 0;
+      const std::vector<int> others{world.rank() == 2 && back ? 4 : 3};
+      const Topology topology(6 + more, {{"a", {0, 1}}, {"b", {2}}, {"others", others}});
+      const Edge edge("e", topology, "a", "b", world.all());
+      const auto rows = torch::ones({topology.pool(world.rank() < 2 ? "a" : "b").shards.at(world.rank() % 2).size(), 3});
+      try {
+        if (back) {
+          world.rank() < 2 ? static_cast<void>(edge.receive_gradient("x", rows)) : edge.send_gradient("x", rows, rows);
+        } else {
+          world.rank() < 2 ? edge.send("x", rows) : static_cast<void>(edge.receive("x", rows));
+        }
+      } catch (const CollectiveError& error) {
+        RANK_EXPECT(error.ranks() == std::vector<int>{2});
+        RANK_EXPECT_TEXT(error.what(), back ? "others: 4[0,6)" : "7 rows", back ? "others: 3[0,6)" : "6 rows");
+        return;
+      }
+      RANK_EXPECT(!"raised");
+    });
+  }
+}
+
 TEST(Edge, RefusesTheWrongSideAndTheWrongRows) {
   const Topology topology(4, {{"a", {0}}, {"b", {1}}});
   const auto refused = [](const std::function<void()>& call) {

@@ -1,6 +1,8 @@
 // What ranks do together, and what happens where they do not do the same.
 #include "ranks.h"
 
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -9,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <thread>
 
 namespace retape::dist {
 namespace {
@@ -53,6 +56,8 @@ TEST(Group, SumIsTheSameBitsOnEveryRank) {
 TEST(Group, ComplexTensors) {
   expect_ranks(2, [](World& world) {
     const auto tensor = torch::complex(torch::ones({3}), torch::full({3}, world.rank() * 1.0));
+    const auto copies = world.all().gather("copies", tensor);
+    RANK_EXPECT(copies[1].equal(torch::complex(torch::ones({3}), torch::ones({3}))));
     world.all().sum("tensor", tensor);
     RANK_EXPECT(tensor.equal(torch::complex(torch::full({3}, 2.0), torch::ones({3}))));
   });
@@ -94,23 +99,31 @@ TEST(Group, CallsUnderWayAreMadeInOrder) {
   });
 }
 
+// Keys in the store that all ranks of a test use.
+int64_t keys_in_store() {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(std::stoi(std::getenv("MASTER_PORT")));
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>(std::getenv("MASTER_ADDR"), options)->getNumKeys();
+}
+
 TEST(Group, ManyCallsLeaveNoKeysBehind) {
-  // Keys of finished calls are taken back: the last sum has the same number of them as an early one.
   expect_ranks(2, [](World& world) {
-    const auto all = world.all();
+    const auto all = world.all(), other = world.group("other", {0, 1});
+    // Between two calls of another group nobody is in a call of this one.
+    const auto count = [&](const std::string& when) {
+      other.barrier(when);
+      const auto keys = keys_in_store();
+      other.barrier("counted " + when);
+      return keys;
+    };
+    all.barrier("step");
+    const auto early = count("early");
     for (int i = 0; i < 300; ++i) {
       all.barrier("step");
     }
-  });
-}
-
-TEST(Group, ASecondOneOfTheSameProcessGroupStartsAnew) {
-  expect_ranks(2, [](World& world) {
-    for (int i = 0; i < 3; ++i) {
-      const auto group = world.group("pair " + std::to_string(i), {0, 1});
-      group.barrier("a");
-      group.barrier("b");
-    }
+    // Some come and go: of the call under way, and where a rank is that is missed.
+    RANK_EXPECT(count("late") <= early + 20);
   });
 }
 
@@ -221,6 +234,19 @@ TEST(Disagreement, AComplaintOfOneRankIsRaisedByAll) {
   });
 }
 
+TEST(Disagreement, OfTwoThatDifferBothMayBeWrong) {
+  expect_ranks(2, [](World& world) {
+    try {
+      world.all().barrier(world.rank() == 0 ? "odd" : "even");
+    } catch (const CollectiveError& error) {
+      RANK_EXPECT_TEXT(error.what(), "rank 0 would agree on \"odd\"", "rank 1 would agree on \"even\"");
+      RANK_EXPECT((error.ranks() == std::vector<int>{0, 1}));
+      return;
+    }
+    RANK_EXPECT(!"raised");
+  });
+}
+
 // ---- a rank that is gone -----------------------------------------------------------------------------
 
 TEST(Absence, ARankThatEndsIsNamed) {
@@ -259,6 +285,145 @@ TEST(Absence, ACallThatOneRankSkipsAtTheEnd) {
   }
 }
 
+// How a call ended: who was named, and after how long.
+struct Ended {
+  std::string text;
+  std::vector<int> ranks;
+  std::chrono::milliseconds took{0};
+};
+
+Ended end_of(const std::function<void()>& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  Ended end;
+  try {
+    call();
+  } catch (const CollectiveError& error) {
+    end.text = error.what();
+    end.ranks = error.ranks();
+  }
+  end.took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+  return end;
+}
+
+constexpr std::chrono::milliseconds kGivenUpBy{2000};  // after the timeout
+
+// One that comes when another has given up just now: all name it, and nobody begins the call.
+TEST(Absence, ARankThatIsLateByTheTimeoutIsNamedByAll) {
+  constexpr std::chrono::milliseconds timeout{1000};
+  for (const int after : {-30, 0, 30, 100, 400}) {
+    SCOPED_TRACE(after);
+    expect_ranks(
+        3,
+        [&](World& world) {
+          const auto all = world.all();
+          const auto tensor = torch::ones({2});
+          all.barrier("start");
+          if (world.rank() > 0) {  // the fault itself: rank 1 comes a little later than rank 0, and rank 2 too late
+            std::this_thread::sleep_for(
+                world.rank() == 1 ? std::chrono::milliseconds(300) : timeout + std::chrono::milliseconds(after));
+          }
+          const auto end = end_of([&] { all.sum("a", tensor); });
+          if (end.text.empty()) {  // it was in time after all: then for everybody
+            RANK_EXPECT(same_bits(tensor, torch::full({2}, 3.0)));
+            return;
+          }
+          RANK_EXPECT_TEXT(end.text, "rank 2 did not come within 1000 ms");
+          RANK_EXPECT(end.ranks == std::vector<int>{2});
+          RANK_EXPECT(end.took <= timeout + kGivenUpBy);
+          RANK_EXPECT(same_bits(tensor, torch::ones({2})));
+        },
+        with_timeout(static_cast<int>(timeout.count())));
+  }
+}
+
+// Rank 3 is gone; 2 waits for it, 1 for 2 and 0 for 1, each in a group of their own.
+TEST(Absence, WhoWaitsElsewhereIsNotToBlame) {
+  const auto ends = run_ranks(
+      4,
+      [](World& world) {
+        const int rank = world.rank();
+        std::vector<Group> groups;  // with the rank before, and the one after
+        for (const int first : {rank - 1, rank}) {
+          if (first >= 0 && first < 3) {
+            groups.push_back(world.group("from " + std::to_string(first), {first, first + 1}));
+          }
+        }
+        world.all().barrier("start");
+        if (rank == 3) {
+          ::raise(SIGKILL);
+        }
+        const auto end = end_of([&] { groups.back().barrier("next"); });
+        RANK_EXPECT_TEXT(end.text, "did not come within 1500 ms");
+        RANK_EXPECT(end.ranks == std::vector<int>{3});
+        RANK_EXPECT(end.took <= std::chrono::milliseconds(1500) + kGivenUpBy);
+      },
+      with_timeout(1500));
+  EXPECT_EQ(ends[3].signal, SIGKILL);
+  EXPECT_EQ(ends[0].error + ends[1].error + ends[2].error, "");
+}
+
+// Rank 1 has raised for rank 2, and has ended, when rank 0 misses it.
+TEST(Absence, WhoHasEndedForAnErrorElsewhereIsNotToBlame) {
+  const auto ends = run_ranks(
+      3,
+      [](World& world) {
+        const auto all = world.all();
+        const auto pair = world.rank() == 0 ? Group::alone("none") : world.group("pair", {1, 2});
+        all.barrier("start");
+        if (world.rank() == 2) {
+          ::raise(SIGKILL);
+        }
+        if (world.rank() == 1) {
+          RANK_EXPECT(end_of([&] { pair.barrier("pair"); }).ranks == std::vector<int>{2});
+          ::_exit(7);
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // its own work
+        const auto end = end_of([&] { all.barrier("end"); });
+        RANK_EXPECT_TEXT(end.text, "ranks 1 and 2 did not come", "rank 1 has failed elsewhere: [pair]");
+        RANK_EXPECT(end.ranks == std::vector<int>{2});
+      },
+      with_timeout(1500));
+  EXPECT_EQ(ends[0].error, "");
+  EXPECT_EQ(ends[1].exit_code, 7);
+}
+
+TEST(Absence, ARankThatEndsBeforeAGroupIsMadeIsNamed) {
+  const auto ends = run_ranks(
+      3,
+      [](World& world) {
+        world.all().barrier("start");
+        if (world.rank() == 2) {
+          ::raise(SIGKILL);
+        }
+        const auto end = end_of([&] { world.group("later", {0, 1, 2}); });
+        RANK_EXPECT_TEXT(end.text, "make group \"later\"", "rank 2 did not come within 1000 ms");
+        RANK_EXPECT(end.ranks == std::vector<int>{2});
+        RANK_EXPECT(end.took <= std::chrono::milliseconds(1000) + kGivenUpBy);
+        // It stays so.
+        RANK_EXPECT_EQ(end_of([&] { world.group("later", {0, 1, 2}); }).text, end.text);
+      },
+      with_timeout(1000));
+  EXPECT_EQ(ends[0].error + ends[1].error, "");
+}
+
+TEST(World, GroupsAreMadeSideBySide) {
+  expect_ranks(3, [](World& world) {
+    // Rank 0 begins with the pair that is last to come: 1 makes the other pair with 2 first.
+    const auto with = [&](int other) { world.group("with " + std::to_string(other), {0, other}).barrier("made"); };
+    if (world.rank() == 0) {
+      std::thread waits([&] { with(1); });
+      with(2);
+      waits.join();
+    } else if (world.rank() == 2) {
+      with(2);
+      world.group("tell", {2, 1}).barrier("2 has met 0");
+    } else {
+      world.group("tell", {2, 1}).barrier("2 has met 0");
+      with(1);
+    }
+  });
+}
+
 // Without a launcher rank 0 serves the store, and with it goes what ranks agree through.
 void expect_host_is_named(int signal) {
   int port = 0;
@@ -274,7 +439,7 @@ void expect_host_is_named(int signal) {
     ::close(fd);
   }
   RunOptions options;
-  options.patience = std::chrono::seconds(3);  // for one that is stopped
+  options.patience = std::chrono::seconds(6);  // for one that is stopped
   const auto ends = run_ranks(
       3,
       [&](World& launched) {
@@ -282,22 +447,23 @@ void expect_host_is_named(int signal) {
         ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
         WorldOptions short_wait;
         short_wait.timeout = std::chrono::milliseconds(1500);
-        const auto world = World::from_environment(short_wait);
-        const auto all = world.all();
-        std::string text;
-        std::vector<int> ranks;
-        try {
-          all.barrier("start");  // some may still be on their way out of it
-          if (launched.rank() == 0) {
-            ::raise(signal);
-          }
-          all.barrier("later");
-        } catch (const CollectiveError& error) {
-          text = error.what();
-          ranks = error.ranks();
+        std::optional<World> world(World::from_environment(short_wait));
+        std::optional<Group> all(world->all());
+        world->group("idle", {0, 1, 2}).barrier("start");
+        Ended end;
+        const auto barrier = [&](const char* name) {
+          end = end.text.empty() ? end_of([&] { all->barrier(name); }) : end;
+        };
+        barrier("start");  // some may still be on their way out of it
+        if (launched.rank() == 0) {
+          ::raise(signal);
         }
-        RANK_EXPECT_TEXT(text, "rank 0", "has ended or is stopped");
-        RANK_EXPECT(ranks == std::vector<int>{0});
+        barrier("later");
+        RANK_EXPECT_TEXT(end.text, "rank 0", "has ended or is stopped");
+        RANK_EXPECT(end.ranks == std::vector<int>{0});
+        RANK_EXPECT(end.took <= short_wait.timeout + kGivenUpBy);
+        // To leave both groups, the one that was in no call too, takes no answer.
+        RANK_EXPECT(end_of([&] { all.reset(), world.reset(); }).took <= kGivenUpBy);
         throw std::runtime_error("told");  // starts the patience
       },
       options);
@@ -323,6 +489,11 @@ TEST(RunRanks, AnErrorOfARankIsItsEnd) {
   EXPECT_EQ(ends[0].exit_code, 0);
   EXPECT_EQ(ends[1].exit_code, 1);
   EXPECT_EQ(ends[1].error, "no such file");
+}
+
+TEST(RunRanks, AnErrorWithoutATextIsAnErrorToo) {
+  const auto ends = run_ranks(1, [](World&) { throw std::runtime_error(""); });
+  EXPECT_EQ(ends[0].exit_code, 1);
 }
 
 TEST(RunRanks, WhatTakesTooLongIsKilled) {

@@ -15,6 +15,6 @@ void sums(SumReducer& reducer, const Group& group, const at::Tensor& tensor) {
   (void)(partial + replicated);      // added to a Partial one
   (void)(replicated + partial);
   normalize(tensor, 3);              // not a GlobalCount
-  GlobalCount count(3);              // is private
+  GlobalCount count(3, {0});         // is private
 #endif
 }

@@ -78,6 +78,49 @@ TEST(SumReducer, ANarrowerWire) {
   });
 }
 
+TEST(SumReducer, WhatAWireCannotHoldTravelsAsItIs) {
+  expect_ranks(2, [](World& world) {
+    ReducerOptions options;
+    options.wire = torch::kBFloat16;
+    const auto integers = torch::full({2}, int64_t{1001}, torch::kLong);
+    const auto complex = torch::complex(torch::full({2}, 1.0), torch::full({2}, 2.0));
+    SumReducer reducer(world.all(), options);
+    reducer.add("integers", Partial(integers));
+    reducer.add("complex", Partial(complex));
+    reducer.reduce();
+    RANK_EXPECT(same_bits(integers, torch::full({2}, int64_t{2002}, torch::kLong)));
+    RANK_EXPECT(complex.equal(torch::complex(torch::full({2}, 2.0), torch::full({2}, 4.0))));
+  });
+}
+
+// A later bucket differs: the first one has arrived, and is not written.
+TEST(SumReducer, AfterAnErrorInOneBucketNothingHasChanged) {
+  expect_ranks(2, [](World& world) {
+    const auto with = torch::ones({3}, torch::requires_grad()), without = torch::ones({3}, torch::requires_grad());
+    with.mutable_grad() = torch::ones({3});
+    if (world.rank() == 0) {
+      without.mutable_grad() = torch::ones({3});
+    }
+    const auto last = torch::ones({3});
+    ReducerOptions options;
+    options.bucket_bytes = 1;
+    SumReducer reducer(world.all(), options);
+    reducer.add(world.rank() == 0 ? "last" : "least", Partial(last));
+    reducer.add_gradients({{"with", with}, {"without", without}});
+    // Those of add_gradients come after what was added: a bucket of its own first.
+    RANK_EXPECT_TEXT(error_of([&] { reducer.reduce(); }), "\"last\"", "\"least\"");
+    SumReducer other(world.group("other", {0, 1}), options);
+    const auto first = torch::ones({3});
+    other.add("first", Partial(first));
+    other.add(world.rank() == 0 ? "last" : "least", Partial(last));
+    RANK_EXPECT_TEXT(error_of([&] { other.reduce(); }), "\"last\"", "\"least\"");
+    for (const auto& tensor : {first, last, with.grad()}) {
+      RANK_EXPECT(same_bits(tensor, torch::ones({3})));
+    }
+    RANK_EXPECT(without.grad().defined() == (world.rank() == 0));
+  });
+}
+
 TEST(SumReducer, GradientsThatSomeRanksDoNotHave) {
   expect_ranks(2, [](World& world) {
     const auto everywhere = torch::ones({2}, torch::requires_grad());
@@ -121,6 +164,40 @@ TEST(SumReducer, RefusesWhatCannotBeSummed) {
   EXPECT_THROW(reducer.add("sparse", Partial(torch::eye(2).to_sparse())), UsageError);
   reducer.add("twice", Partial(torch::ones({1})));
   EXPECT_THROW(reducer.add("twice", Partial(torch::ones({1}))), UsageError);
+  ReducerOptions options;
+  options.wire = torch::kInt;
+  EXPECT_THROW(SumReducer(Group::alone("alone"), options), UsageError);
+}
+
+TEST(SumReducer, RefusesTheSameMemoryUnderTwoNames) {
+  SumReducer reducer(Group::alone("alone"));
+  const auto refuses = [&](const at::Tensor& tensor) {
+    EXPECT_THAT(
+        [&] { reducer.add("head", Partial(tensor)); },
+        ::testing::ThrowsMessage<UsageError>(
+            ::testing::HasSubstr("\"head\" is the memory of \"embed\": it would be summed twice")));
+    reducer = SumReducer(Group::alone("alone"));
+  };
+  const auto tensor = torch::ones({4, 3});
+  for (const auto& same : {tensor, tensor.detach(), tensor.t(), tensor.view({12}), tensor[2], tensor.narrow(0, 1, 3)}) {
+    reducer.add("embed", Partial(tensor));
+    refuses(same);
+  }
+  reducer.add("embed", Partial(tensor[2]));
+  refuses(tensor);
+  const auto strided = tensor.narrow(1, 0, 2);
+  reducer.add("embed", Partial(strided));
+  refuses(strided);
+  // Parts side by side are not the same, whether they can be told apart cheaply or not.
+  reducer.add("rows 0 and 1", Partial(tensor.narrow(0, 0, 2)));
+  reducer.add("rows 2 and 3", Partial(tensor.narrow(0, 2, 2)));
+  reducer.reduce();
+  reducer.add("column 0", Partial(tensor.narrow(1, 0, 1)));
+  reducer.add("column 1", Partial(tensor.narrow(1, 1, 1)));
+  reducer.reduce();
+  reducer.add("again", Partial(tensor));
+  reducer.reduce();
+  EXPECT_TRUE(same_bits(tensor, torch::ones({4, 3})));
 }
 
 TEST(Summand, LikeIsAddedToLike) {
@@ -139,6 +216,17 @@ TEST(ContributeOnce, CountsOnceWhoeverOwnsIt) {
       reducer.reduce();
       RANK_EXPECT_EQ(part.value()[1].item<double>(), 5.0);
     }
+  });
+}
+
+TEST(ContributeOnce, BackwardIsTheSameCallOnAllRanks) {
+  expect_ranks(2, [](World& world) {
+    const auto w = torch::full({2}, 3.0, torch::requires_grad());
+    contribute_once("penalty", Replicated(w.square().sum()), world.all(), 1).value().backward();
+    RANK_EXPECT(same_bits(w.grad(), torch::full({2}, world.rank() == 1 ? 6.0 : 0.0)));
+    const auto bad = torch::full({2}, std::numeric_limits<double>::infinity());
+    RANK_EXPECT_EQ(
+        contribute_once("bad", Replicated(bad), world.all(), 1).value()[0].item<double>() == 0, world.rank() == 0);
   });
 }
 

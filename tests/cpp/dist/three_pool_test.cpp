@@ -1,5 +1,7 @@
 // The three-pool trainer: ten ranks compute what one process computes, and what is broken shows, by the
 // factor that was predicted.
+#include "gradcheck/fit.h"
+
 #include <retape/dist/contribution.h>
 #include <retape/dist/world.h>
 
@@ -10,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -54,22 +57,14 @@ std::map<std::string, double> only(const std::string& term) {
   return {{term, all_terms().at(term)}};
 }
 
-// How found compares with expected: found = alpha * expected + residual.
-struct Fit {
-  double error = 0;  // largest difference by largest expected
-  double alpha = 1, residual = 0;
-};
+using retape::dist::detail::Fit;
 
+// Where nothing is expected, nothing must be found.
 Fit fit(const Tensor& found, const Tensor& expected) {
-  const auto d = found.to(at::kDouble), r = expected.to(at::kDouble);
-  const double largest = r.abs().max().item<double>();
-  if (largest == 0) {
-    return {d.abs().max().item<double>() == 0 ? 0 : INFINITY, 1, 0};
+  if (expected.abs().max().item<double>() == 0) {
+    return {found.abs().max().item<double>() == 0 ? 0 : INFINITY, 1, 0, true};
   }
-  const double alpha = (d * r).sum().item<double>() / (r * r).sum().item<double>();
-  return {
-      (d - r).abs().max().item<double>() / largest, alpha,
-      ((d - alpha * r).norm() / r.norm()).item<double>()};
+  return retape::dist::detail::fit(expected, found);
 }
 
 double largest_error(const std::map<std::string, Tensor>& found, const std::map<std::string, Tensor>& expected) {
@@ -183,19 +178,46 @@ void expect_same_bits_recomputed(const World& world) {
   EXPECT_TRUE(same_bits(one.parameters, one_recomputed.parameters));
 }
 
-// Other seeds and topologies come to between 2e-7 and 6e-7, which is five units of the last place.
-void expect_float32(const World& world) {
-  auto run = make_case(kTen);
+// Ranks and one process add the same float32 numbers in another order. Of most seeds that is 4e-7 apart at
+// most, of some 5e-7. Against float64 one process is no closer than ranks are, so that no order of the ranks'
+// sums, nor sums in float64, would bring the two together.
+void expect_float32_of_seeds(const World& world, PoolSizes sizes) {
+  auto run = make_case(sizes);
+  double apart = 0, ranks_off = 0, one_off = 0;
+  int within = 0;
+  constexpr int kSeeds = 8;
+  for (run.seed = 1; run.seed <= kSeeds; ++run.seed) {
+    run.dtype = at::kFloat;
+    const auto found = distributed(run, world), one = reference(run);
+    run.dtype = at::kDouble;
+    const auto exact = reference(run);
+    const double here = over_ranks(world, "apart", largest_error(found.gradients, one.gradients));
+    apart = std::max(apart, here);
+    within += here <= 4e-7;
+    ranks_off = std::max(ranks_off, over_ranks(world, "ranks", largest_error(found.gradients, exact.gradients)));
+    one_off = std::max(one_off, largest_error(one.gradients, exact.gradients));
+  }
+  show(world, sizes, "float32, worst of 8 seeds", apart);
+  show(world, sizes, "float32, seeds within 4e-7", within);
+  show(world, sizes, "float32, ranks against float64", ranks_off);
+  show(world, sizes, "float32, one process against float64", one_off);
+  EXPECT_LE(apart, 7e-7);
+  EXPECT_GE(within, 6);
+  EXPECT_LE(ranks_off, 1.5 * one_off);
+}
+
+void expect_float32(const World& world, PoolSizes sizes, double bound = 4e-7) {
+  auto run = make_case(sizes);
   run.dtype = at::kFloat;
   const auto found = distributed(run, world);
   const auto expected = reference(run);
-  expect_at_most(world, kTen, "float32, all terms", largest_error(found.gradients, expected.gradients), 4e-7);
+  expect_at_most(world, sizes, "float32, all terms", largest_error(found.gradients, expected.gradients), bound);
   double mean = 0;
   for (const auto& [name, gradient] : found.gradients) {
     mean += fit(gradient, expected.gradients.at(name)).alpha / static_cast<double>(found.gradients.size());
   }
   const double off = found.gradients.empty() ? 0 : std::abs(mean - 1);
-  expect_at_most(world, kTen, "float32, mean ratio less one", off, 5e-7);
+  expect_at_most(world, sizes, "float32, mean ratio less one", off, 5e-7);
   expect_equal_replicas(world, run, found.gradients);
   expect_norms(found, expected, 1e-6);
 }
@@ -298,8 +320,7 @@ Found with_fault(const World& world, const Case& run, const Fault& fault, const 
 
 void expect_predicted(const Fault& fault, const Found& found) {
   for (const auto& [name, fit] : found.fits) {
-    const bool reached = fault.tensor.empty() || fault.tensor == name;
-    const auto predicted = !reached ? 1 : name.starts_with("theta.") ? fault.theta : fault.components;
+    const auto predicted = name.starts_with("theta.") ? fault.theta : fault.components;
     if (predicted) {
       EXPECT_NEAR(fit.alpha, *predicted, 1e-12 * *predicted) << fault.name << ", " << name;
       EXPECT_LT(fit.residual, 1e-12 * *predicted) << fault.name << ", " << name;
@@ -307,6 +328,50 @@ void expect_predicted(const Fault& fault, const Found& found) {
       EXPECT_GT(fit.residual, 1e-3) << fault.name << ", " << name;
     }
   }
+}
+
+// No factor, and so none that follows from sizes: measured, of the seed and rows of make_case.
+void expect_log_of_local_sums(const World& world) {
+  const auto run = make_case(kTen, only("imp"));
+  const auto all = faults(kTen);
+  const auto fault = std::find_if(
+      all.begin(), all.end(), [](const Fault& each) { return each.name == "log2 of the local sum"; });
+  const auto found = with_fault(world, run, *fault, reference(run));
+  if (const auto at = found.fits.find("theta.out.weight"); at != found.fits.end()) {
+    EXPECT_NEAR(at->second.alpha, 0.760659, 1e-6);
+  }
+}
+
+std::vector<retape::dist::Break> breaks_of(const State& state, const Case& run, int rank) {
+  std::vector<retape::dist::Break> breaks;
+  for (const auto& fault : state.faults) {
+    breaks.push_back({at(fault, run.topology, rank), fault.mutation, fault.factor});
+  }
+  return breaks;
+}
+
+void expect_state(const World& world, PoolSizes sizes, const State& state) {
+  for (const auto& [term, weight] : all_terms()) {
+    const auto run = make_case(sizes, only(term));
+    const auto expected = reference(run);
+    const Watch watch(breaks_of(state, run, world.rank()));
+    const auto ratios = term == "stoch" ? state.stoch : term == "ppgd" ? state.ppgd : State::Ratios{1, 1};
+    for (const auto& [name, gradient] : distributed(run, world).gradients) {
+      const double ratio = name.starts_with("theta.") ? ratios.theta : ratios.components;
+      const auto found = fit(gradient, expected.gradients.at(name));
+      EXPECT_NEAR(found.alpha, ratio, 1e-12 * ratio) << state.name << ", " << term << ", " << name;
+      EXPECT_LT(found.residual, 1e-12 * ratio) << state.name << ", " << term << ", " << name;
+    }
+  }
+}
+
+// Where all pools are of one size every factor cancels another.
+void expect_hidden(const World& world, PoolSizes sizes, const State& state) {
+  const auto run = make_case(sizes);
+  const auto expected = reference(run);
+  const Watch watch(breaks_of(state, run, world.rank()));
+  const double here = largest_error(distributed(run, world).gradients, expected.gradients);
+  expect_at_most(world, sizes, state.name + ", all terms", here, 1e-14);
 }
 
 void expect_faults_seen(const World& world, PoolSizes sizes) {
@@ -349,7 +414,8 @@ TEST_F(ThreePool, TenRanksComputeWhatOneProcessComputes) {
     expect_gradients(world, kTen, /*rows=*/23);  // shards of different sizes
     expect_parameters_after_four_steps(world);
     expect_same_bits_recomputed(world);
-    expect_float32(world);
+    expect_float32(world, kTen);
+    expect_float32_of_seeds(world, kTen);
     expect_bfloat16_wire(world);
   });
 }
@@ -361,11 +427,27 @@ TEST_F(ThreePool, FaultsChangeGradientsByTheirPredictedRatio) {
   });
 }
 
+TEST_F(ThreePool, WhatItOnceWasIsWrongByRatiosOfPoolSizes) {
+  on_ranks(kTen, [](World& world) {
+    expect_log_of_local_sums(world);
+    for (const auto& state : states(kTen)) {
+      expect_state(world, kTen, state);
+    }
+    const PoolSizes square{2, 2, 2, 2};
+    expect_hidden(world, square, states(square).at(2));  // #545
+  });
+}
+
 TEST_F(ThreePool, WhereAllSizesDifferNoFaultHides) {
   ASSERT_NE(kFanIn.ppgd, kFanIn.per_block);
   on_ranks(kFanIn, [](World& world) {
     expect_gradients(world, kFanIn);
+    expect_float32(world, kFanIn, 4.2e-7);  // a little over: one of those seeds
+    expect_float32_of_seeds(world, kFanIn);
     expect_faults_seen(world, kFanIn);
+    for (const auto& state : states(kFanIn)) {
+      expect_state(world, kFanIn, state);
+    }
   });
 }
 
@@ -374,6 +456,7 @@ TEST_F(ThreePool, OtherTopologiesComputeTheSame) {
   on_ranks(kFanOut, [](World& world) {
     for (const auto sizes : {kFanOut, PoolSizes{1, 1, 1, 1}, PoolSizes{1, 1, 2, 1}, PoolSizes{2, 2, 2, 2}}) {
       expect_gradients(world, sizes);
+      expect_float32(world, sizes);
     }
     const auto outcome = distributed(make_case({2, 2, 2, 2}), world);
     EXPECT_EQ(outcome.gradients.empty(), world.rank() >= 6);  // ppgd has none either

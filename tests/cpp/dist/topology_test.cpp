@@ -64,6 +64,51 @@ TEST(Topology, AnUnknownPoolIsToldWhichThereAre) {
   expect_refused([&] { topology.pool("cl"); }, "There is: \"ci\", \"ppgd\"");
 }
 
+TEST(Topology, GroupsAreOfRanksThatAreInPools) {
+  const Topology topology(4, {{"a", {0, 1}}, {"b", {2}}}, {{"ends", {2, 0}}});
+  EXPECT_EQ(topology.ranks_of("ends"), (std::vector<int>{2, 0}));
+  EXPECT_EQ(topology.ranks_of("a"), (std::vector<int>{0, 1}));
+  EXPECT_THAT(topology.text(), HasSubstr("ends: 2 0"));
+  expect_refused([] { Topology(4, {{"a", {0}}}, {{"a", {0}}}); }, "two of this name");
+  expect_refused([] { Topology(4, {{"a", {0}}}, {{"g", {0, 1}}}); }, "group \"g\": rank 1 is in no pool");
+  expect_refused([] { Topology(4, {{"a", {0}}}, {{"g", {0, 0}}}); }, "group \"g\": rank 0 is there twice");
+}
+
+TEST(Placement, SaysWhereThisRankIsAndHasItsGroups) {
+  expect_ranks(3, [](World& world) {
+    const Topology topology(7, {{"a", {0, 1}}, {"b", {2}}}, {{"ends", {2, 0}}});
+    const Placement placement(world, topology);
+    const auto total = torch::full({1}, world.rank() + 1.0);
+    if (world.rank() == 1) {
+      RANK_EXPECT(!placement.has("ends") && placement.has("a"));
+      RANK_EXPECT(placement.rows("a") == (RowRange{4, 7}));
+      RANK_EXPECT(!placement.leads("a"));
+      placement.group("a").sum("of a", total);
+      RANK_EXPECT_EQ(total.item<double>(), 3.0);
+      return;
+    }
+    placement.group("ends").sum("of ends", total);
+    RANK_EXPECT_EQ(total.item<double>(), 4.0);
+    RANK_EXPECT_EQ(placement.group("ends").index(), world.rank() == 2 ? 0 : 1);
+    if (world.rank() == 0) {
+      RANK_EXPECT(placement.leads("a"));
+      placement.group("a").sum("of a", torch::ones({1}));
+    } else {
+      expect_refused([&] { placement.rows("a"); }, "rank 2 is not in pool \"a\"");
+      RANK_EXPECT(!::testing::Test::HasFailure());
+    }
+  });
+}
+
+TEST(Placement, ATopologyThatDiffersOnARankIsNoticedByAll) {
+  expect_ranks(3, [](World& world) {
+    const auto text = testing::error_of([&] {
+      Placement(world, Topology(6, {{"a", {0, 1, 2}}}, {{"g", {0, world.rank() == 1 ? 2 : 1}}}));
+    });
+    RANK_EXPECT_TEXT(text, "rank 1 would", "g: 0 2", "g: 0 1");
+  });
+}
+
 TEST(Topology, OneThatDiffersOnARankIsNoticedByAll) {
   expect_ranks(3, [](World& world) {
     const Topology topology(6, {{"a", {0, 1}}, {"b", {2}, {{0, 6}}}});

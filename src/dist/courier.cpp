@@ -1,0 +1,352 @@
+#include "dist/courier.h"
+
+#include "dist/sigpipe.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+
+namespace retape::dist::detail {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+// How long after its time a store may still answer. Finding out who is to blame takes kPatience of it.
+constexpr Milliseconds kGrace{1700};
+// How long after its time a transport may say that it is over.
+constexpr Milliseconds kLate{200};
+// How often a sentry looks.
+constexpr Milliseconds kPulse{200};
+// How long it may take threads to come to rest that have nothing to do.
+constexpr Milliseconds kRest{500};
+
+}  // namespace
+
+// The couriers of this process. Global, as what they serve is: a Group may be made anywhere.
+struct Courier::Registry {
+  std::atomic<uint64_t> started{0};  // calls of this process, through any of them
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Courier>> couriers;               // until their threads have ended
+  std::map<c10d::ProcessGroup*, std::weak_ptr<Courier>> held;  // until nobody holds them
+
+  std::vector<std::shared_ptr<Courier>> all() {
+    const std::lock_guard guard(mutex);
+    std::vector<std::shared_ptr<Courier>> all;
+    for (const auto& each : couriers) {
+      if (auto courier = each.lock()) {
+        all.push_back(std::move(courier));
+      }
+    }
+    return all;
+  }
+
+  std::mutex words_mutex;
+  std::map<std::string, std::string> words;  // that this process has left, by prefix
+  std::string failure;                       // the last one
+  uint64_t failed_after = 0;                 // calls that had been started
+};
+
+Courier::Registry& Courier::registry() {
+  static auto& registry = *new Registry();  // threads that were left behind may outlive what is static
+  return registry;
+}
+
+std::shared_ptr<Courier> Courier::of(Transport transport) {
+  auto& known = registry();
+  const std::lock_guard guard(known.mutex);
+  auto* const process_group = transport.process_group.get();
+  if (const auto it = known.held.find(process_group); process_group && it != known.held.end()) {
+    if (auto courier = it->second.lock()) {
+      return courier;
+    }
+  }
+  const std::shared_ptr<Courier> self(new Courier(std::move(transport)));
+  auto& couriers = known.couriers;
+  std::erase_if(couriers, [](const auto& each) { return each.expired(); });
+  std::erase_if(known.held, [](const auto& each) { return each.second.expired(); });
+  for (const auto& each : couriers) {
+    const auto other = each.lock();
+    if (process_group && other && other->transport_.process_group.get() == process_group) {
+      self->before_ = other;
+    }
+  }
+  couriers.push_back(self);
+  const SigpipeBlocked in_its_threads;
+  self->thread_ = std::thread([self] { self->run(); });
+  self->sentry_ = std::thread([self] { self->watch(); });
+  std::shared_ptr<Courier> held(self.get(), [self](Courier* courier) { courier->end(); });
+  if (process_group) {
+    known.held[process_group] = held;
+  }
+  return held;
+}
+
+void Courier::end() {
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  changed_.notify_all();
+  // A call that nobody waited for may never end, nor a question to a store that no longer answers.
+  const bool rest = changed_.wait_for(lock, kRest, [&] { return busy_ == 0 && jobs_.empty(); });
+  lock.unlock();
+  for (auto* thread : {&thread_, &sentry_}) {
+    rest ? thread->join() : thread->detach();
+  }
+}
+
+void Courier::start(std::shared_ptr<Job> job) {
+  ++registry().started;
+  const std::lock_guard guard(mutex_);
+  jobs_.push_back(std::move(job));
+  changed_.notify_all();
+}
+
+void Courier::wait(Job& job) {
+  std::unique_lock lock(mutex_);
+  while (!job.done) {
+    changed_.wait_until(lock, std::min(until_, Clock::now() + kGrace), [&] { return job.done || left_; });
+    if (!job.done && Clock::now() >= until_) {
+      broken_ = broken_ ? broken_ : store_is_gone(job.call);
+      left_ = true;
+    }
+    if (!job.done && left_) {
+      std::rethrow_exception(broken_);
+    }
+  }
+  if (job.error) {
+    std::rethrow_exception(job.error);
+  }
+}
+
+void Courier::make_process_group(const std::function<ProcessGroupPtr(const StorePtr&)>& make) {
+  transport_.process_group = make(c10::make_intrusive<c10d::PrefixStore>(own_->prefix + "transport", own_->store));
+}
+
+void Courier::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    due_ = until_ = Clock::time_point::max();
+    changed_.wait(lock, [&] { return ending_ || !jobs_.empty(); });
+    if (jobs_.empty()) {
+      return;
+    }
+    auto job = jobs_.front();
+    auto error = broken_;
+    ++busy_;
+    lock.unlock();
+    error = error ? error : make(*job);
+    lock.lock();
+    moving_ = left_ = false;
+    due_ = Clock::time_point::max();
+    broken_ = broken_ ? broken_ : error;
+    job->error = error;
+    job->done = true;
+    jobs_.pop_front();
+    changed_.notify_all();
+    // Tensors may end with the job, and Python's want the GIL, which somebody may hold who waits here.
+    lock.unlock();
+    job.reset();
+    lock.lock();
+    --busy_;
+    changed_.notify_all();
+  }
+}
+
+std::exception_ptr Courier::make(Job& job) {
+  expect(job.call.timeout);
+  try {
+    connect();
+    agreement_->reach(job.call);
+    if (job.move) {
+      move(job);
+    }
+  } catch (const CollectiveError& error) {
+    tell(error);
+    return std::current_exception();
+  } catch (const std::exception&) {  // what the store raises
+    return store_is_gone(job.call);
+  }
+  return nullptr;
+}
+
+void Courier::connect() {
+  if (before_) {
+    std::unique_lock lock(before_->mutex_);
+    before_->changed_.wait(lock, [&] { return before_->jobs_.empty(); });
+  }
+  before_.reset();
+  if (!own_) {
+    own_ = own_board(transport_.store);
+    const auto words = beside(*own_, transport_.store, transport_.words);
+    const std::lock_guard guard(mutex_);
+    agreement_ = std::make_unique<Agreement>(
+        *own_, words, transport_.ranks, transport_.index, [this] { expect(Milliseconds(0)); });
+  }
+}
+
+void Courier::move(Job& job) {
+  expect(job.call.timeout);
+  {
+    const std::lock_guard guard(mutex_);
+    moving_ = true;
+    due_ = Clock::now() + job.call.timeout + kLate;
+  }
+  const auto stream = job.stream ? c10::OptionalStreamGuard(*job.stream) : c10::OptionalStreamGuard();
+  const at::NoGradGuard no_grad;
+  std::string reason;
+  try {
+    job.move(transport_.process_group.get());
+    return;
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  agreement_->fail(job.call, reason.substr(0, reason.find('\n')));  // what follows is a stack
+}
+
+void Courier::expect(Milliseconds longest) {
+  const std::lock_guard guard(mutex_);
+  until_ = Clock::now() + longest + kGrace;
+}
+
+std::exception_ptr Courier::store_is_gone(const Call& call) const {
+  std::vector<int> host;
+  std::string who = "Its launcher hosts it";
+  if (transport_.store_host) {
+    host.push_back(*transport_.store_host);
+    who = ranks_text(host) + " hosts it";
+  }
+  return std::make_exception_ptr(CollectiveError(
+      "[" + call.group + "] " + call.text + ": the store does not answer. " + who +
+          ", and has ended or is stopped. Nothing that was given has changed. Fix: look at its output.",
+      host));
+}
+
+void Courier::watch() {
+  std::unique_lock lock(mutex_);
+  std::optional<Sentry> sentry;
+  const auto pulse = [&] { return sentry ? std::min(due_, Clock::now() + kPulse) : Clock::now(); };
+  while (!changed_.wait_until(lock, pulse(), [&] { return ending_ || broken_; })) {
+    const auto answer = moving_ ? Answer::InACall : Answer::Elsewhere;
+    std::optional<Call> overdue;
+    if (moving_ && Clock::now() >= due_) {
+      overdue = jobs_.front()->call;
+    }
+    ++busy_;
+    lock.unlock();
+    bool gone = false;
+    try {
+      if (!sentry) {
+        const auto board = shared_board(transport_.store);
+        sentry.emplace(board, transport_.ranks.size(), transport_.index);
+        const std::lock_guard guard(mutex_);
+        board_ = board;
+        words_ = beside(board, transport_.store, transport_.words);
+      }
+      leave_word();
+      look(*sentry, answer);
+      if (overdue) {
+        look_after(*overdue, *sentry);
+      }
+    } catch (const std::exception&) {
+      gone = true;  // the store: calls will say so
+    }
+    lock.lock();
+    --busy_;
+    changed_.notify_all();
+    if (gone) {
+      return;
+    }
+  }
+}
+
+void Courier::look(Sentry& sentry, Answer answer) {
+  const auto error = sentry.look(answer);
+  const std::lock_guard guard(mutex_);
+  if (error && !broken_ && jobs_.empty()) {  // a call under way finds out itself
+    broken_ = std::make_exception_ptr(*error);
+  }
+}
+
+// A transport is over its time: because a rank has ended, or because there is much to move.
+void Courier::look_after(const Call& call, Sentry& sentry) {
+  RollCall roll(*board_, transport_.ranks.size());
+  auto said = roll.said();
+  if (!said) {
+    std::vector<Answer> answers;
+    for (const bool there : roll.ask([&] { look(sentry, Answer::InACall); })) {
+      answers.push_back(there ? Answer::InACall : Answer::None);
+    }
+    const auto error = failure_of(call, transport_.ranks, answers, "it did not end in time");
+    said = error.ranks().empty() ? roll.said() : roll.say(error);
+  }
+  std::unique_lock lock(mutex_);
+  if (!moving_) {
+    return;
+  }
+  if (!said) {
+    due_ = Clock::now() + call.timeout;
+    until_ = due_ + kGrace;
+    return;
+  }
+  broken_ = broken_ ? broken_ : std::make_exception_ptr(*said);
+  left_ = true;
+  lock.unlock();
+  tell(*said);
+}
+
+// Before whoever made the call knows of it, and may end the process.
+void Courier::tell(const CollectiveError& error) {
+  auto& known = registry();
+  {
+    const std::lock_guard guard(known.words_mutex);
+    known.failure = word_of(error);
+    known.failed_after = known.started;
+  }
+  for (const auto& courier : known.all()) {
+    try {
+      courier->leave_word();
+    } catch (const std::exception&) {
+      continue;  // the store is gone: calls of that group will say so
+    }
+  }
+}
+
+// Where this process waits, or what it has failed of, unless it went on after that.
+void Courier::leave_word() {
+  auto& known = registry();
+  std::unique_lock lock(mutex_);
+  const auto board = words_;
+  lock.unlock();
+  if (!board) {
+    return;
+  }
+  const std::lock_guard guard(known.words_mutex);
+  std::vector<std::string> words;
+  if (!known.failure.empty() && known.failed_after == known.started) {
+    words.push_back(known.failure);
+  }
+  for (const auto& courier : known.all()) {
+    if (auto word = courier->word(*board); !word.empty()) {
+      words.push_back(std::move(word));
+    }
+  }
+  auto& left = known.words[board->prefix];
+  if (const auto word = joined(words); word != left) {
+    detail::leave_word(*board, transport_.ranks[transport_.index], word);
+    left = word;
+  }
+}
+
+std::string Courier::word(const Board& board) {
+  const std::lock_guard guard(mutex_);
+  if (jobs_.empty() || !agreement_ || !board_ || board_->store != board.store) {
+    return "";
+  }
+  return word_of(Waiting{jobs_.front()->call.group, board_->prefix, agreement_->sequence(), transport_.ranks});
+}
+
+}  // namespace retape::dist::detail

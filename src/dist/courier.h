@@ -1,0 +1,118 @@
+// Courier: makes the calls of one process group, one after the other, whichever Group they come through.
+//
+// The transport pairs calls by their order, and knows nothing else of them: two threads that call the same
+// process group mix up what they send. So a process has one courier for each, with its one agreement.
+//
+// Two threads, which only touch what a courier owns: one makes the calls, over a connection to the store
+// of its own; the other is the sentry's, over a connection that all groups of the process share. Both may
+// sit in a store that no longer answers, and are then left behind.
+#pragma once
+
+#include "dist/agreement.h"
+#include "dist/sentry.h"
+#include "dist/whereabouts.h"
+
+#include <c10/core/Stream.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace retape::dist::detail {
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// One call. `move` runs on the courier's thread, after the ranks have agreed: it touches nothing that the
+// caller can see, so an error leaves the caller's tensors as they were, and a tape that records the
+// caller's ops sees none of it. `finish` runs in wait, on the caller's thread.
+class Job {
+ public:
+  Call call;
+  std::function<void(c10d::ProcessGroup*)> move;  // null: agreement is all
+  std::function<void()> finish;
+  std::optional<c10::Stream> stream;  // current when the call was made
+  bool done = false;
+  std::exception_ptr error;
+};
+
+// What a courier serves.
+struct Transport {
+  StorePtr store;
+  StorePtr words;  // where its ranks leave word, before they come to it too; often the same
+  ProcessGroupPtr process_group;  // null: the first job makes it
+  std::vector<int> ranks;
+  int index;
+  std::optional<int> store_host;
+};
+
+class Courier {
+ public:
+  // The process's one for that process group. It ends with the last who holds it.
+  static std::shared_ptr<Courier> of(Transport transport);
+
+  void start(std::shared_ptr<Job> job);
+  void wait(Job& job);  // CollectiveError
+
+  // From a job's move: the process group for the jobs that follow. `make` gets a store of its own keys.
+  void make_process_group(const std::function<ProcessGroupPtr(const StorePtr&)>& make);
+
+ private:
+  struct Registry;
+  static Registry& registry();
+
+  explicit Courier(Transport transport) : transport_(std::move(transport)) {}
+  void end();
+
+  // The courier's thread.
+  void run();
+  std::exception_ptr make(Job& job);
+  void connect();
+  void move(Job& job);
+  void expect(Milliseconds longest);
+  std::exception_ptr store_is_gone(const Call& call) const;
+
+  // The sentry's.
+  void watch();
+  void look(Sentry& sentry, Answer answer);
+  void look_after(const Call& call, Sentry& sentry);
+
+  // Both: what this process does, for those who miss it.
+  void leave_word();
+  void tell(const CollectiveError& error);
+  std::string word(const Board& board);
+
+  Transport transport_;
+  std::shared_ptr<Courier> before_;  // of the same process group, with calls that nobody waited for
+  std::optional<Board> own_;         // the courier's thread's
+  std::thread thread_;
+  std::thread sentry_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Job>> jobs_;  // the first one is under way
+  std::unique_ptr<Agreement> agreement_;   // the courier's thread alone calls it
+  std::optional<Board> board_;             // for the sentry
+  std::optional<Board> words_;             // for both threads
+  std::exception_ptr broken_;
+  bool moving_ = false;  // the call under way was agreed on
+  bool left_ = false;    // the courier's thread is left with it
+  bool ending_ = false;
+  int busy_ = 0;  // threads that may sit in a store, or wait for the end of a tensor
+  // When the sentry looks after a call that was agreed on: transports wait longer than they are told. And
+  // until when the thread must have got on with what it is doing: a store whose host is stopped may never
+  // answer.
+  std::chrono::steady_clock::time_point due_ = std::chrono::steady_clock::time_point::max();
+  std::chrono::steady_clock::time_point until_ = std::chrono::steady_clock::time_point::max();
+};
+
+}  // namespace retape::dist::detail

@@ -1,0 +1,215 @@
+"""A step of two pools, right, and wrong in each way that GradCheck has a point against.
+
+    retape gradcheck tests.python.gradcheck_points:right --ranks 4         # equal
+    retape gradcheck tests.python.gradcheck_points:reseeded --ranks 4      # different
+
+Each pool has a parameter and a loss of its own over all rows: "fit" over tokens, "noise" with random
+numbers, and a "penalty" that its ranks all compute in full. Rows are taken in microbatches, gradients are
+clipped over both pools, and AdamW steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.distributed as torch_dist
+from tests.python import ranks
+
+import retape.dist as rd
+from retape import _dist
+
+RANKS, ROWS, WIDTH = 4, 24, 3
+LIMIT = 0.1  # of the norm: below what it is
+TERMS = [rd.Term("fit", 1.0), rd.Term("noise", 0.7, random=True), rd.Term("penalty", 0.3)]
+Split = tuple[tuple[int, ...], tuple[int, ...]]
+SPLITS: dict[str, Split] = {
+    "1, 1": ((0,), (1,)),
+    "1, 3": ((0,), (1, 2, 3)),
+    "3, 1": ((0, 1, 2), (3,)),
+}
+SQUARE: dict[str, Split] = {"2, 2": ((0, 1), (2, 3))}
+
+
+def topologies(splits: dict[str, Split]) -> dict[str, rd.Topology]:
+    names = ("left", "right")
+    return {
+        name: rd.Topology(
+            ROWS, [rd.Pool(pool, list(members)) for pool, members in zip(names, split, strict=True)]
+        )
+        for name, split in splits.items()
+    }
+
+
+def weight(case: rd.Case, pool: str) -> torch.nn.Parameter:
+    begin = -1.0 if pool == "left" else 0.5
+    return torch.nn.Parameter(torch.linspace(begin, 2, WIDTH, dtype=case.dtype))
+
+
+def tokens(begin: int, end: int) -> torch.Tensor:
+    return 1 + torch.arange(begin, end) % 3
+
+
+def fit(case: rd.Case, w: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    x = rd.row_uniform(case.seed, "x", (begin, end), [WIDTH], case.dtype)
+    return ((x @ w - 1).square() * tokens(begin, end)).sum()
+
+
+def noise(case: rd.Case, w: torch.Tensor, begin: int, end: int, seed: int) -> torch.Tensor:
+    drawn = rd.row_uniform(seed, "noise", (begin, end), [WIDTH], case.dtype)
+    return (drawn @ w).square().sum()
+
+
+def adam(w: torch.Tensor) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([w], lr=0.05)
+
+
+def reference(case: rd.Case) -> rd.Outcome:
+    weights = {pool: weight(case, pool) for pool in ("left", "right")}
+    optimizers = [adam(w) for w in weights.values()]
+    for _ in range(max(1, case.steps)):
+        for w in weights.values():
+            w.grad = None
+            loss = case.terms["fit"] * fit(case, w, 0, ROWS) / tokens(0, ROWS).sum()
+            loss = loss + case.terms["noise"] * noise(case, w, 0, ROWS, case.seed) / ROWS
+            (loss + case.terms["penalty"] * w.square().sum()).backward()
+        gradients = {pool: w.grad.clone() for pool, w in weights.items()}
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), LIMIT)
+        for optimizer in optimizers if case.steps else ():
+            optimizer.step()
+    return rd.Outcome(gradients, {pool: w.detach() for pool, w in weights.items()}, {"both": norm})
+
+
+@functools.cache
+def groups_of(left: tuple[int, ...], right: tuple[int, ...]) -> dict[str, rd.Group]:
+    """Those that this rank is in. By all ranks, in one order."""
+    found = {}
+    for name, members in (("left", left), ("right", right), ("both", left + right)):
+        made = torch_dist.new_group(list(members))
+        if torch_dist.get_rank() in members:
+            found[name] = rd.Group(made, name=name)
+    return found
+
+
+class Trainer:
+    """`wrong`: what is."""
+
+    def __init__(self, splits: dict[str, Split], wrong: str = "") -> None:
+        self.wrong = wrong
+        self.groups = {split: groups_of(*split) for split in splits.values()}
+
+    def __call__(self, case: rd.Case) -> rd.Outcome:
+        rank = torch_dist.get_rank()
+        (pool,) = [each for each in case.topology.pools if rank in each.ranks]
+        groups = self.groups[tuple(tuple(each.ranks) for each in case.topology.pools)]
+        group, both = groups[pool.name], groups["both"]
+        w = weight(case, pool.name)
+        optimizer = adam(w)
+        for _ in range(max(1, case.steps)):
+            w.grad = None
+            self._backward(case, w, pool.shards[pool.ranks.index(rank)], group, both)
+            self._reduce(case, w, group)
+            gradient = w.grad.clone()
+            replicas = _dist.Group.alone("own") if self.wrong == "every replica" else group
+            norm = rd.clip_grad_norm([([w], replicas)], LIMIT, both)
+            if self.wrong == "forgetful":
+                optimizer = adam(w)
+            if case.steps:
+                optimizer.step()
+        return rd.Outcome({pool.name: gradient}, {pool.name: w.detach()}, {"both": norm})
+
+    def _backward(self, case: rd.Case, w: torch.Tensor, rows: tuple[int, int], group, both) -> None:
+        total = rd.count_global("tokens", int(tokens(*rows).sum()), group)
+        all_rows = rd.count_global("rows", rows[1] - rows[0], group)
+        parts = case.cut(rows)
+        seed = case.seed + torch_dist.get_rank() if self.wrong == "reseeded" else case.seed
+        for begin, end in parts:
+            loss = fit(case, w, begin, end)
+            if self.wrong == "mean of microbatches":
+                share = loss / (tokens(begin, end).sum() * len(parts) * len(group))
+            elif self.wrong == "other pool":
+                share = loss / total.value * (len(both) - len(group)) / len(group)
+            else:
+                share = rd.normalize(loss, total).value
+            some = rd.normalize(noise(case, w, begin, end, seed), all_rows).value
+            (case.terms["fit"] * share + case.terms["noise"] * some).backward()
+        once = rd.contribute_once("penalty", rd.Replicated(w.square().sum()), group)
+        (case.terms["penalty"] * once.value).backward()
+
+    def _reduce(self, case: rd.Case, w: torch.Tensor, group) -> None:
+        reducer = rd.SumReducer(group, wire=case.wire)
+        reducer.add("w", rd.Partial(w.grad))
+        reducer.reduce()
+        if self.wrong == "coarse" and case.dtype == torch.float32:
+            w.grad.copy_(w.grad.half())
+        if self.wrong == "not the same" and group.index == len(group) - 1:
+            w.grad[0] = torch.nextafter(w.grad[0], w.grad[1])
+
+
+def check(wrong: str = "", splits: dict[str, Split] = SPLITS, **options) -> rd.GradCheck:
+    options = {"terms": TERMS, "self_test": False, "dtypes": (), **options}
+    return rd.GradCheck(reference, Trainer(splits, wrong), topologies=topologies(splits), **options)
+
+
+def right() -> rd.GradCheck:
+    return check(
+        steps=3,
+        microbatches=3,
+        dtypes=(torch.float32,),
+        wire=torch.bfloat16,
+        self_test=True,
+    )
+
+
+def too_small() -> rd.GradCheck:
+    return check(terms=[*TERMS[:2], rd.Term("penalty", 1e-14)])
+
+
+def square() -> rd.GradCheck:
+    return check(splits=SQUARE, self_test=True)
+
+
+def other_pool_in_a_square() -> rd.GradCheck:
+    return check("other pool", SQUARE)
+
+
+def other_pool() -> rd.GradCheck:
+    return check("other pool")
+
+
+def mean_of_microbatches() -> rd.GradCheck:
+    return check("mean of microbatches", microbatches=3)
+
+
+def reseeded() -> rd.GradCheck:
+    return check("reseeded")
+
+
+def not_the_same() -> rd.GradCheck:
+    return check("not the same")
+
+
+def every_replica() -> rd.GradCheck:
+    return check("every replica")
+
+
+def forgetful() -> rd.GradCheck:
+    return check("forgetful", steps=3)
+
+
+def coarse() -> rd.GradCheck:
+    return check("coarse", dtypes=(torch.float32,))
+
+
+FACTORIES: list[Callable[[], rd.GradCheck]] = [
+    *(right, too_small, square, other_pool_in_a_square, other_pool, mean_of_microbatches),
+    *(reseeded, not_the_same, every_replica, forgetful, coarse),
+]
+
+
+def main() -> None:
+    for factory in FACTORIES:
+        report = factory().run()
+        if torch_dist.get_rank() == 0:
+            ranks.tell(name=factory.__name__, report=report.to_dict(), text=report.explain())

@@ -1,0 +1,128 @@
+"""What GradCheck promises, point by point: four ranks run each step of tests/python/gradcheck_points.py."""
+
+from __future__ import annotations
+
+import pytest
+from tests.python import gradcheck_points, ranks
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> dict[str, dict]:
+    base = tmp_path_factory.getbasetemp()
+    told = ranks.run_once("tests.python.gradcheck_points", gradcheck_points.RANKS, base)
+    return {line["name"]: {**line["report"], "text": line["text"]} for line in told}
+
+
+def wrong(report: dict) -> list[dict]:
+    """Rows that differ, and do not follow from others."""
+    return [row for row in report["rows"] if row["kind"] == "different" and not row["follows"]]
+
+
+def test_a_right_step_is_equal_in_all_that_is_compared(reports):
+    report = reports["right"]
+    assert report["kind"] == "equal", report["text"]
+    assert {row["what"] for row in report["rows"]} == {"gradient", "norm", "parameter"}
+    exact = [row["error"] for row in report["rows"] if row["dtype"] == "float64"]
+    assert max(exact) < 1e-14
+
+
+def test_every_term_is_alone_and_all_are_together(reports):
+    terms = {row["terms"] for row in reports["right"]["rows"]}
+    assert terms == {"all", "fit", "noise", "penalty", "all, 3 steps"}
+
+
+def test_a_term_too_small_beside_the_others_is_vacuous(reports):
+    report = reports["too_small"]
+    assert (report["kind"], report["exit_code"]) == ("vacuous", 6)
+    rows = [row for row in report["rows"] if row["kind"] == "vacuous"]
+    assert {row["terms"] for row in rows} == {"penalty"}
+    assert all("it cannot be seen there" in row["reason"] for row in rows)
+
+
+def test_a_factor_is_fitted_and_named_by_sizes(reports):
+    rows = wrong(reports["other_pool"])
+    assert {row["terms"] for row in rows} == {"fit"}
+    found = {(row["topology"], row["tensor"]): (row["alpha"], row["guesses"]) for row in rows}
+    assert found["1, 3", "left"] == (pytest.approx(3), ["n_right"])
+    assert found["1, 3", "right"] == (pytest.approx(1 / 3), ["1 / n_right"])
+    assert found["3, 1", "left"] == (pytest.approx(1 / 3), ["1 / n_left"])
+    assert max(row["residual"] for row in rows) < 1e-12
+
+
+def test_topologies_of_all_ones_of_all_sizes_and_of_both_directions_of_fan(reports):
+    report = reports["right"]
+    given = {row["topology"] for row in report["rows"]}
+    assert given == {"1, 1", "1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
+    missing = ("direction", "one rank in every", "are even in every")
+    assert not any(text in note for text in missing for note in report["notes"])
+
+
+def test_what_a_square_hides_is_vacuous_and_not_equal(reports):
+    report = reports["other_pool_in_a_square"]
+    assert max(row["error"] for row in report["rows"]) < 1e-14
+    assert report["kind"] == "vacuous"
+    assert "n_left and n_right are equal in every topology" in report["vacuous"][0]
+    lives = [row for row in reports["square"]["self_test"]["rows"] if not row["killed"]]
+    assert {(row["mutation"], row["pool"]) for row in lives} == {
+        ("other count", "left"),
+        ("other count", "right"),
+    }
+
+
+def test_microbatches_are_ragged_so_that_a_mean_of_their_means_is_seen(reports):
+    rows = wrong(reports["mean_of_microbatches"])
+    assert {row["terms"] for row in rows} == {"fit"}
+    assert {row["topology"] for row in rows} == {"1, 1", "1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
+    assert min(row["residual"] for row in rows) > 0.05
+    assert all("no factor explains it" in row["reason"] for row in rows)
+
+
+def test_numbers_drawn_by_rank_are_seen_and_explained(reports):
+    rows = wrong(reports["reseeded"])
+    assert {row["terms"] for row in rows} == {"noise"}
+    assert all("may draw others on ranks" in row["reason"] for row in rows)
+
+
+def test_replicas_have_the_same_bits(reports):
+    rows = wrong(reports["not_the_same"])
+    assert max(row["error"] for row in rows) < 1e-14
+    assert all("replicas drift apart" in row["reason"] for row in rows)
+    assert {row["topology"] for row in rows} == {"1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
+
+
+def test_a_clip_norm_counts_each_parameter_once(reports):
+    rows = wrong(reports["every_replica"])
+    assert {(row["what"], row["tensor"]) for row in rows} == {("norm", "both")}
+    assert "1, 1" not in {row["topology"] for row in rows}
+
+
+def test_steps_of_the_optimizer_move_parameters_alike(reports):
+    report = reports["forgetful"]
+    assert {row["terms"] for row in wrong(report)} == {"all, 3 steps"}
+    moved = [row for row in report["rows"] if row["what"] == "parameter"]
+    assert {row["kind"] for row in moved} == {"different"}
+
+
+def test_float64_decides_and_production_dtypes_follow_with_tolerances_of_their_own(reports):
+    allowed = {
+        row["dtype"]: row["tolerance"]
+        for row in reports["right"]["rows"]
+        if row["what"] == "gradient"
+    }
+    assert list(allowed) == ["float64", "float32", "float32, bfloat16 wire"]
+    assert allowed["float64"] == 1e-12
+    assert allowed["float32"] < 2e-5 < allowed["float32, bfloat16 wire"]
+    rows = wrong(reports["coarse"])
+    assert {row["dtype"] for row in rows} == {"float32"}
+    assert all("float64 is equal" in row["reason"] for row in rows)
+
+
+def test_every_mutant_is_noticed_by_its_predicted_ratio(reports):
+    test = reports["right"]["self_test"]
+    assert test["kill_rate"] == 1
+    assert test["killed"] == test["mutants"] >= 26
+    assert test["as_predicted"] == test["predicted"] >= 22
+    assert {row["mutation"] for row in test["rows"]} >= {
+        *("drop", "double", "on all ranks", "average", "local count", "times group"),
+        *("other count", "every replica"),
+    }
