@@ -1,16 +1,24 @@
-"""Writes the tables of docs/proofs.md anew. `make proofs` runs it with the installed package."""
+"""Writes the tables of docs/proofs.md anew. `make proofs` runs it with the installed package.
+
+With `--hf build/hf.json` it writes that of Hugging Face instead, from what `retape verify --all-hf` left:
+`make proofs-hf`, which takes long.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 
+import programs_section
 import torch
 
 from retape import hazards
 from retape.hazards import table
-from retape.verifying import faults
+from retape.verifying import faults, hugging_face
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "proofs.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "proofs.md"
 
 
 def put(page: str, name: str, content: str) -> str:
@@ -19,11 +27,25 @@ def put(page: str, name: str, content: str) -> str:
     return before + begin + content + end + rest.split(end)[1]
 
 
-def main() -> None:
+def tables(hf: Path | None) -> dict[str, str]:
+    if hf is not None:
+        return {"hugging face": hugging_face.markdown(json.loads(hf.read_text(encoding="utf-8")))}
     torch.set_num_threads(1)
+    made = {
+        "hazards": table.markdown(hazards.run_all()),
+        "faults": faults.markdown(faults.run_all()),
+    }
+    if tallies := list(ROOT.glob("build/fuzz/seeds_*.json")):  # else it stays as it is: make fuzz takes long
+        made["programs"] = programs_section.markdown(*programs_section.added_up(tallies))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hf", type=Path, metavar="JSON", help="of `retape verify --all-hf`")
     page = PAGE.read_text(encoding="utf-8")
-    page = put(page, "hazards", table.markdown(hazards.run_all()))
-    page = put(page, "faults", faults.markdown(faults.run_all()))
+    for name, content in tables(parser.parse_args().hf).items():
+        page = put(page, name, content)
     PAGE.write_text(page, encoding="utf-8")
 
 

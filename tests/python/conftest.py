@@ -6,6 +6,7 @@ that a run shows how much of it was more than a comparison of eager with itself.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,9 @@ import torch
 import retape
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests.python.bits, tests.python.programs
+# c10d looks up the name of either end of each connection, loopback's too: a name server that does not
+# answer costs a second then, and not five.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 torch.set_num_threads(1)
 retape._C.set_least_lean_bytes(0)  # small tensors too
 

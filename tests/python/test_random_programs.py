@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.python import programs
+from tools import programs_section
 
 import retape
 from retape import _C
@@ -110,3 +114,36 @@ def test_a_printed_program_runs_by_itself(capsys: pytest.CaptureFixture[str]) ->
     text = programs.printed(programs.make(3))
     exec(compile(text, "printed", "exec"), {"__name__": "printed"})
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["equal"] * 2
+
+
+# ---- what is written of them
+
+
+def counted(path: Path, first: int, last: int, **counts: int) -> Path:
+    path.write_text(json.dumps({"seeds": {"first": first, "last": last}, "counts": counts}))
+    return path
+
+
+def test_runs_that_follow_one_another_are_added_up(tmp_path: Path) -> None:
+    second = counted(tmp_path / "b", 5, 11, programs=7, equal=13)
+    first = counted(tmp_path / "a", 0, 4, programs=5, equal=10)
+    seeds, counts = programs_section.added_up([second, first])
+    assert seeds == range(12)
+    assert counts == {"programs": 12, "equal": 23}
+    shown = programs_section.markdown(seeds, counts)
+    assert "| programs, seeds 0 to 11 | 12 |" in shown
+    assert "| tensors that differ | 0 |" in shown
+    with pytest.raises(SystemExit, match="seed 3 next, expected 5"):
+        programs_section.added_up([first, counted(tmp_path / "c", 3, 4)])
+
+
+def test_the_page_counts_programs_from_the_first_seed_on_and_nothing_was_found() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/proofs.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- programs: begin -->\n")[1].split("<!-- programs: end -->")[0]
+    seeds = re.match(r"\| programs, seeds 0 to ([\d,]+) \| ([\d,]+) \|", shown)
+    assert seeds is not None, "make fuzz, then make proofs"
+    assert int(seeds[2].replace(",", "")) == int(seeds[1].replace(",", "")) + 1 >= 10_000
+    for text in programs_section.ROWS.values():
+        assert f"| {text} | " in shown
+    for name in ("differences", "findings"):
+        assert f"| {programs_section.ROWS[name]} | 0 |" in shown
