@@ -1,6 +1,7 @@
 #include <three_pool/ci_function.h>
 
 #include <three_pool/row_normal.h>
+#include <three_pool/row_product.h>
 
 #include <cmath>
 
@@ -57,7 +58,8 @@ CiFunction::CiFunction(const Config& config, uint64_t seed, at::ScalarType dtype
 }
 
 Tensor CiFunction::forward(const Tensor& activations) const {
-  return at::linear(at::tanh(at::linear(activations, hidden_weight_, hidden_bias_)), out_weight_, out_bias_);
+  const auto hidden = at::tanh(row_product(activations, hidden_weight_.t()) + hidden_bias_);
+  return row_product(hidden, out_weight_.t()) + out_bias_;
 }
 
 Named CiFunction::named() const {

@@ -1,6 +1,7 @@
 #include <three_pool/components.h>
 
 #include <three_pool/row_normal.h>
+#include <three_pool/row_product.h>
 
 #include <algorithm>
 #include <cmath>
@@ -46,8 +47,8 @@ Tensor delta(const Target& target, const Components& components, size_t site) {
 }
 
 Tensor masked(const Target& target, const Components& components, size_t site, const Mask& mask, const Tensor& x) {
-  const auto explained = at::matmul(at::matmul(x, components.v[site]) * mask.components, components.u[site]);
-  const auto rest = at::linear(x, delta(target, components, site));
+  const auto explained = row_product(row_product(x, components.v[site]) * mask.components, components.u[site]);
+  const auto rest = row_product(x, delta(target, components, site).t());
   return explained + mask.delta.unsqueeze(-1) * rest + target.bias(site);
 }
 

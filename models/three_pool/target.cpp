@@ -1,6 +1,7 @@
 #include <three_pool/target.h>
 
 #include <three_pool/row_normal.h>
+#include <three_pool/row_product.h>
 
 #include <cmath>
 
@@ -49,7 +50,7 @@ Tensor Target::activations(const Tensor& x) const {
 }
 
 Tensor Target::plain(size_t site, const Tensor& x) const {
-  return at::linear(x, weights_[site], biases_[site]);
+  return row_product(x, weights_[site].t()) + biases_[site];
 }
 
 int64_t Target::weight_count() const {
