@@ -21,6 +21,14 @@ constexpr char kBad[] = "bad";
 constexpr char kTrouble[] = "trouble";
 constexpr char kGaveUp[] = "gave up ";  // then after how many milliseconds, and the indices of the absent
 
+// For a store to wait: who waits is woken.
+constexpr std::chrono::hours kWithoutEnd{24};
+
+// The call that a rank has come to.
+uint64_t mark_of(const Board& board, int index) {
+  return board.number("mark/" + std::to_string(index));
+}
+
 // The counter of those who have come counts those who differ in its upper half.
 constexpr int64_t kOneThatDiffers = int64_t{1} << 32;
 
@@ -79,7 +87,7 @@ std::string Agreement::at(const Call& call) const {
 void Agreement::resume() {
   resumed_ = true;
   roll_.join(index_);  // before it comes to a call: who fails in that waits for this one's answer
-  sequence_ = board_.number("mark/" + std::to_string(index_));
+  sequence_ = mark_of(board_, index_);
   if (const auto said = roll_.said()) {
     throw *said;
   }
@@ -117,51 +125,46 @@ std::string Agreement::gate_for(const Call& call) {
     return board_.decide(key_at("gate"), come < kOneThatDiffers ? kAgreed : kBad);
   }
   const auto gate = board_.key(key_at("gate"));
-  try {
-    board_.store->wait({gate}, call.timeout);
-  } catch (const c10::Error&) {
-    return give_up(call);  // told apart by asking: a store that is gone raises again
-  }
+  at_gate_ = sequence();
+  board_.store->wait({gate}, kWithoutEnd);
+  at_gate_ = 0;
   return board_.store->get_to_str(gate);
 }
 
-std::string Agreement::give_up(const Call& call) {
-  auto missing = absent();
-  if (missing.empty()) {  // the last one is about to decide, or has ended before it did
-    goes_on_();
-    const auto until = Clock::now() + kPatience / 2;
-    while (!board_.store->check({board_.key(key_at("gate"))}) && Clock::now() < until) {
-      std::this_thread::sleep_for(Milliseconds(10));
+void Agreement::give_up(const Board& board, const Call& call, Milliseconds overdue) const {
+  const uint64_t gate = at_gate_;
+  if (gate == 0) {
+    return;
+  }
+  std::vector<int> missing;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (mark_of(board, static_cast<int>(i)) < gate) {
+      missing.push_back(static_cast<int>(i));
     }
   }
-  return board_.decide(key_at("gate"), kGaveUp + std::to_string(call.timeout.count()) + " " + numbers_text(missing));
+  if (missing.empty() && overdue < kPatience / 2) {
+    return;  // the last one is about to decide, unless it has ended before it did
+  }
+  board.decide("gate/" + std::to_string(gate),
+               kGaveUp + std::to_string(call.timeout.count()) + " " + numbers_text(missing));
 }
 
 bool Agreement::has_come(int index) const {
-  return board_.number("mark/" + std::to_string(index)) >= sequence();
-}
-
-std::vector<int> Agreement::absent() const {
-  std::vector<int> indices;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (!has_come(static_cast<int>(i))) {
-      indices.push_back(static_cast<int>(i));
-    }
-  }
-  return indices;
+  return mark_of(board_, index) >= sequence();
 }
 
 void Agreement::explain_absence(const Call& call, const std::string& gate) {
   auto missing = numbers_from(gate.substr(sizeof kGaveUp - 1));
   const auto waited = std::to_string(missing.at(0));
   missing.erase(missing.begin());
+  const auto began = Clock::now();
   const auto answers = call_the_roll();
   const bool one_has_ended = std::any_of(missing.begin(), missing.end(), [&](int index) {
     return answers[index] == Answer::None && roll_.has_joined(index);
   });
   std::vector<int> late, to_blame;
   std::string whys;
-  Trail trail{words_, goes_on_};
+  Trail trail{words_, goes_on_, began + kPatience * 3 / 2};
   for (const int index : missing) {
     if (answers[index] == Answer::InACall && !has_come(index)) {
       continue;  // stuck in the call before, because another has ended there

@@ -2,10 +2,13 @@
 //
 // For call number s, the first rank to come writes its fingerprint (a hash of group and text), each
 // compares its own to that, and adds itself to a counter of those who have come and of those who differ.
-// Whoever comes last sees both, and decides the gate: "agreed" or "bad". Whoever has waited in vain decides
-// it too: "gave up", with who has not come. The first decision stands, for all ranks, so that no rank
-// begins what another has given up. After "bad" everybody writes his text down and reads those of the
+// Whoever comes last sees both, and decides the gate: "agreed" or "bad". The sentry of one that has waited in
+// vain decides it too: "gave up", with who has not come. The first decision stands, for all ranks, so that no
+// rank begins what another has given up. After "bad" everybody writes his text down and reads those of the
 // others: texts travel only then.
+//
+// Who waits at the gate waits for the decision and not for the clock: a store whose time is over tells so in
+// warnings, for which it asks a name server who it is, and that may take seconds.
 //
 // A rank that does not come is known by its mark: each rank writes the number of the call that it has
 // come to under its own key. Whoever begins anew with the same process group goes on from there.
@@ -45,6 +48,10 @@ class Agreement {
   // Returns when all ranks have come with the same text and no complaint. CollectiveError.
   void reach(const Call& call);
 
+  // From another thread, over its own connection `board`, when the time of the call under way has been over
+  // for that long: decides the gate, which wakes who waits there.
+  void give_up(const Board& board, const Call& call, Milliseconds overdue) const;
+
   // After `reason`, an error in the call that was agreed on: CollectiveError with who is to blame.
   [[noreturn]] void fail(const Call& call, const std::string& reason);
 
@@ -56,7 +63,6 @@ class Agreement {
   std::string at(const Call& call) const;
   void resume();
   std::string gate_for(const Call& call);
-  std::string give_up(const Call& call);
   std::vector<Answer> call_the_roll();
   [[noreturn]] void blame(const Call& call, const std::vector<Answer>& answers, const std::string& reason);
   Blame blame_for(int index, Answer answer, bool one_has_ended, Trail& trail) const;
@@ -65,7 +71,6 @@ class Agreement {
   [[noreturn]] void explain_difference(const Call& call);
   std::map<std::string, std::vector<int>> texts_of_all(const Call& call);
   bool has_come(int index) const;  // even if too late
-  std::vector<int> absent() const;  // indices
 
   Board board_;
   std::vector<int> ranks_;
@@ -73,6 +78,7 @@ class Agreement {
   Board words_;
   std::function<void()> goes_on_;
   std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> at_gate_{0};  // the sequence, while it waits there
   bool resumed_ = false;
   RollCall roll_;
 };

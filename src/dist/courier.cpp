@@ -160,6 +160,11 @@ std::exception_ptr Courier::make(Job& job) {
   expect(job.call.timeout);
   try {
     connect();
+    expect(job.call.timeout);
+    {
+      const std::lock_guard guard(mutex_);
+      due_ = Clock::now() + job.call.timeout;
+    }
     agreement_->reach(job.call);
     if (job.move) {
       move(job);
@@ -228,12 +233,19 @@ std::exception_ptr Courier::store_is_gone(const Call& call) const {
 void Courier::watch() {
   std::unique_lock lock(mutex_);
   std::optional<Sentry> sentry;
-  const auto pulse = [&] { return sentry ? std::min(due_, Clock::now() + kPulse) : Clock::now(); };
+  auto looked = Clock::time_point::min();
+  const auto pulse = [&] {
+    const auto next = Clock::now() + kPulse;
+    return !sentry ? Clock::now() : due_ > looked ? std::min(due_, next) : next;
+  };
   while (!changed_.wait_until(lock, pulse(), [&] { return ending_ || broken_; })) {
     const auto answer = moving_ ? Answer::InACall : Answer::Elsewhere;
-    std::optional<Call> overdue;
-    if (moving_ && Clock::now() >= due_) {
-      overdue = jobs_.front()->call;
+    looked = Clock::now();
+    const bool moving = moving_;
+    const auto overdue = std::chrono::duration_cast<Milliseconds>(looked - due_);
+    std::optional<Call> call;
+    if (looked >= due_ && !jobs_.empty()) {
+      call = jobs_.front()->call;
     }
     ++busy_;
     lock.unlock();
@@ -248,8 +260,8 @@ void Courier::watch() {
       }
       leave_word();
       look(*sentry, answer);
-      if (overdue) {
-        look_after(*overdue, *sentry);
+      if (call) {
+        moving ? look_after(*call, *sentry) : give_up(*call, overdue);
       }
     } catch (const std::exception&) {
       gone = true;  // the store: calls will say so
@@ -268,6 +280,16 @@ void Courier::look(Sentry& sentry, Answer answer) {
   const std::lock_guard guard(mutex_);
   if (error && !broken_ && jobs_.empty()) {  // a call under way finds out itself
     broken_ = std::make_exception_ptr(*error);
+  }
+}
+
+// Not all have come in time.
+void Courier::give_up(const Call& call, Milliseconds overdue) {
+  std::unique_lock lock(mutex_);
+  const auto* const agreement = agreement_.get();
+  lock.unlock();
+  if (agreement) {
+    agreement->give_up(*board_, call, overdue);
   }
 }
 

@@ -85,6 +85,7 @@ class Courier {
   void watch();
   void look(Sentry& sentry, Answer answer);
   void look_after(const Call& call, Sentry& sentry);
+  void give_up(const Call& call, Milliseconds overdue);
 
   // Both: what this process does, for those who miss it.
   void leave_word();
@@ -108,9 +109,9 @@ class Courier {
   bool left_ = false;    // the courier's thread is left with it
   bool ending_ = false;
   int busy_ = 0;  // threads that may sit in a store, or wait for the end of a tensor
-  // When the sentry looks after a call that was agreed on: transports wait longer than they are told. And
-  // until when the thread must have got on with what it is doing: a store whose host is stopped may never
-  // answer.
+  // When the sentry looks after the call under way: nobody at the gate looks at the clock, and transports wait
+  // longer than they are told. And until when the thread must have got on with what it is doing: a store whose
+  // host is stopped may never answer.
   std::chrono::steady_clock::time_point due_ = std::chrono::steady_clock::time_point::max();
   std::chrono::steady_clock::time_point until_ = std::chrono::steady_clock::time_point::max();
 };

@@ -43,12 +43,12 @@ struct Blame {
 };
 
 // Who follows words: where they are, and what is called again and again while that takes time. Several
-// words may lead to one board, which is asked once; all of it takes kPatience and a little, for the one
-// place on the way where somebody does not answer.
+// words may lead to one board, which is asked once; `until` is for the one place on the way where somebody
+// does not answer.
 struct Trail {
   const Board& words;
   const std::function<void()>& goes_on;
-  std::chrono::steady_clock::time_point until = std::chrono::steady_clock::now() + kPatience * 5 / 4;
+  std::chrono::steady_clock::time_point until;
   std::map<std::string, std::vector<bool>> there = {};  // by the prefix of a board
 };
 

@@ -406,6 +406,25 @@ TEST(Absence, ARankThatEndsBeforeAGroupIsMadeIsNamed) {
   EXPECT_EQ(ends[0].error + ends[1].error, "");
 }
 
+// The store's own warnings ask a name server who it is, which takes as long as that takes to answer.
+TEST(Absence, IsToldInTheErrorAlone) {
+  const auto ends = run_ranks(
+      2,
+      [](World& world) {
+        world.all().barrier("start");
+        if (world.rank() == 1) {
+          ::raise(SIGKILL);
+        }
+        std::FILE* const written = std::tmpfile();
+        ::dup2(::fileno(written), STDERR_FILENO);
+        RANK_EXPECT_TEXT(error_of([&] { world.all().barrier("end"); }), "rank 1 did not come within 1000 ms");
+        RANK_EXPECT_EQ(::lseek(STDERR_FILENO, 0, SEEK_END), 0);
+      },
+      with_timeout(1000));
+  EXPECT_EQ(ends[0].error, "");
+  EXPECT_EQ(ends[1].signal, SIGKILL);
+}
+
 TEST(World, GroupsAreMadeSideBySide) {
   expect_ranks(3, [](World& world) {
     // Rank 0 begins with the pair that is last to come: 1 makes the other pair with 2 first.
