@@ -4,7 +4,8 @@
 //
 // On every n-th step a digest is taken of every value that forward records, and whatever replay
 // makes of it is compared. A difference raises ReplayMismatch in backward, before a gradient is
-// made from it: the op, both values, the region. A step is what runs up to a backward.
+// made from it: the op, both values, the region. A step is what runs up to a backward; one that runs inside
+// another (use_reentrant=True) is a step of its own.
 // Cost: nothing when off; on a checked step, one more read of every recorded and replayed byte.
 //
 // An Observer looks closer and collects what it finds instead of raising: for verify.h.
@@ -24,7 +25,7 @@ RETAPE_API void check_every(uint64_t n);  // 0: never
 RETAPE_API uint64_t check_every();
 
 struct CheckStats {
-  uint64_t steps = 0;           // backwards that replayed something, checked or not
+  uint64_t steps = 0;           // backwards that asked a region for a tensor, checked or not
   uint64_t values_checked = 0;  // replayed values that were compared
 };
 RETAPE_API CheckStats check_stats();

@@ -3,7 +3,7 @@
 //   auto verdict = retape::verify(*model, [&] { return loss_of(model, batch); });   // verify_module.h
 //   if (!verdict) throw retape::Error(verdict.explain());
 //
-// Equal means: outputs, losses, every gradient, buffers and the states of generators have the same
+// Equal means: outputs, losses, every gradient, parameters, buffers and the states of generators have the same
 // bits (NaN is NaN whatever its payload; +0 and -0 differ), and it could have come out otherwise.
 // Where it could not, the verdict is Vacuous: nothing was replayed, a region that was asked for never
 // ran, a gradient is missing, all zero or all NaN in both runs, or the plain step differs from itself.
@@ -46,7 +46,7 @@ struct Outcome {
 // A fresh start: the same parameters, buffers and inputs every time one is made.
 struct Start {
   std::function<Outcome()> forward;
-  NamedTensors leaves;                     // parameters and inputs: their gradients are compared
+  NamedTensors leaves;                     // parameters and inputs: their gradients, and what they are afterwards
   std::function<NamedTensors()> buffers;   // as they are then; may be empty
   std::function<void()> optimize;          // one step of an optimizer made for this start; may be empty
   std::vector<at::Generator> generators;   // private ones; the default ones are always looked after
@@ -63,7 +63,9 @@ struct VerifyOptions {
   Policy policy = Policy::full();
   bool scope = true;     // a scope with this policy around forward; false: the step recomputes by itself
   int steps = 1;         // forward, backward and optimize, so many times; compared after each
-  bool orders = false;   // also losses apart in each order, backward twice, two forwards then one backward
+  // Also losses apart in each order (of more than four: each first and last once), backward twice, two
+  // forwards then one backward.
+  bool orders = false;
   bool plain_twice = true;                        // does the plain step equal itself?
   std::map<c10::ScalarType, Tolerance> tolerance; // empty: bitwise
   std::vector<std::string> regions;               // names that must have run and been recomputed

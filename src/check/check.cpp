@@ -5,9 +5,12 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <mutex>
 #include <string_view>
 
 namespace retape {
@@ -35,10 +38,19 @@ uint64_t from_environment() {
   return n;
 }
 
+std::array<int, 64> no_passes() {
+  std::array<int, 64> none{};
+  none.fill(-1);
+  return none;
+}
+
 struct Schedule {
   std::atomic<uint64_t> every{from_environment()};
   std::atomic<uint64_t> steps{0};
   std::atomic<int> last_pass{-1};
+  std::mutex passes_mutex;
+  std::array<int, 64> passes = no_passes();  // that were counted last, in a ring
+  size_t next_pass = 0;
   const std::shared_ptr<Examiner> raising = std::make_shared<Examiner>(false, false);
 };
 
@@ -82,7 +94,13 @@ std::shared_ptr<Examiner> Examiner::now() {
 void note_step() {
   auto& plan = schedule();
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass >= 0 && plan.last_pass.exchange(pass, std::memory_order_relaxed) != pass) {
+  if (pass < 0 || plan.last_pass.exchange(pass, std::memory_order_relaxed) == pass) {
+    return;
+  }
+  // Passes of several threads alternate, and so do one and those that run inside it.
+  const std::lock_guard<std::mutex> lock(plan.passes_mutex);
+  if (std::find(plan.passes.begin(), plan.passes.end(), pass) == plan.passes.end()) {
+    plan.passes[plan.next_pass++ % plan.passes.size()] = pass;
     plan.steps.fetch_add(1, std::memory_order_relaxed);
   }
 }

@@ -18,20 +18,21 @@ namespace retape::detail {
 
 namespace {
 
-constexpr size_t kMostPermutations = 6;
+constexpr size_t kAllOrders = 4;  // losses; of more, orders would soon be thousands
 
-// All of up to three losses; of more, each comes first and last once: rotations, then reversed.
+// All of up to four losses; of more, rotations and those reversed: each comes first, last, and right before
+// and behind its neighbours.
 std::vector<std::vector<size_t>> permutations(size_t count) {
   std::vector<std::vector<size_t>> found;
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), 0);
-  if (count <= 3) {
+  if (count <= kAllOrders) {
     do {
       found.push_back(order);
     } while (std::next_permutation(order.begin(), order.end()));
     return found;
   }
-  for (size_t i = 0; i < kMostPermutations / 2; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     found.push_back(order);
     found.emplace_back(order.rbegin(), order.rend());
     std::rotate(order.begin(), order.begin() + 1, order.end());
@@ -214,8 +215,8 @@ void Runs::take_what_is_left(int step, const Start& start, Trace& trace) const {
   }
   if (start.optimize) {
     start.optimize();
-    take(trace, step, "parameter", start.leaves);
   }
+  take(trace, step, "parameter", start.leaves);  // forward may write them, too
   if (start.buffers) {
     take(trace, step, "buffer", start.buffers());
   }

@@ -21,7 +21,7 @@ TEST(Verify, EqualOnABlockWithAttentionBatchNormAndDropout) {
     options.policy = policy;
     const auto verdict = verify(subject(*block, [&] { return block->forward(x).square().mean(); }, parts), options);
     EXPECT_EQ(verdict.kind, Kind::Equal) << policy.describe() << "\n" << verdict.explain();
-    EXPECT_EQ(verdict.tensors_compared, 1u + 8 + 1 + 3 + 1) << "loss, parameters, input, buffers, generator";
+    EXPECT_EQ(verdict.tensors_compared, 1u + 2 * (8 + 1) + 3 + 1) << "loss, leaves and gradients, buffers, generator";
     EXPECT_GT(verdict.ops_replayed, 0u);
     EXPECT_GT(verdict.values_checked, 0u);
     EXPECT_EQ(verdict.orders, std::vector<std::string>{"backward"});
@@ -154,13 +154,14 @@ TEST(Verify, AGradientThatIsMissingDiffersFromZeros) {
   EXPECT_EQ(verdict.differences.back().recomputed, "float32 [2]");
 }
 
-TEST(Verify, OutputsBuffersAndGeneratorsAreComparedToo) {
+TEST(Verify, OutputsParametersBuffersAndGeneratorsAreComparedToo) {
   const auto kind_of = [](const std::string& wrong) {
     const auto verdict = verify([=] {
       const auto buffer = torch::zeros({2});
       Start start;
       const auto w = torch::ones({3}).set_requires_grad(true);
-      start.leaves = {{"w", w}};
+      const auto frozen = torch::zeros({2});
+      start.leaves = {{"w", w}, {"frozen", frozen}};
       start.buffers = [=] { return NamedTensors{{"b", buffer}}; };
       start.forward = [=] {
         const auto is = [&](const char* what) { return is_recording() && wrong == what; };
@@ -170,6 +171,9 @@ TEST(Verify, OutputsBuffersAndGeneratorsAreComparedToo) {
         if (is("generator")) {
           torch::rand({1});
         }
+        if (is("parameter")) {
+          frozen.add_(1);
+        }
         return retape::Outcome{{{"loss", square_sin(w)}}, {{"y", torch::full({2}, is("output") ? 1 : 0)}}};
       };
       return start;
@@ -178,7 +182,7 @@ TEST(Verify, OutputsBuffersAndGeneratorsAreComparedToo) {
     EXPECT_EQ(verdict.differences.size(), 1u);
     return verdict.differences.empty() ? "" : verdict.differences[0].what;
   };
-  for (const std::string wrong : {"output", "buffer", "generator"}) {
+  for (const std::string wrong : {"output", "parameter", "buffer", "generator"}) {
     EXPECT_EQ(kind_of(wrong), wrong);
   }
 }
@@ -308,9 +312,15 @@ TEST(Verify, LossesApartRunInEveryOrder) {
       two.orders,
       (std::vector<std::string>{"backward", "losses a, b", "losses b, a", "backward twice", "two forwards"}));
   EXPECT_EQ(verify(with_losses(3), options).orders.size(), 3u + 6);
+  EXPECT_EQ(verify(with_losses(4), options).orders.size(), 3u + 24);
   const auto five = verify(with_losses(5), options);
   EXPECT_EQ(five.kind, Kind::Equal) << five.explain();
-  EXPECT_EQ(five.orders.size(), 3u + 6);
+  EXPECT_EQ(five.orders.size(), 3u + 2 * 5);
+  for (const std::string loss : {"a", "b", "c", "d", "e"}) {
+    const auto times = [&](auto matches) { return std::count_if(five.orders.begin(), five.orders.end(), matches); };
+    EXPECT_EQ(times([&](const auto& order) { return order.starts_with("losses " + loss); }), 2) << loss;
+    EXPECT_EQ(times([&](const auto& order) { return order.ends_with(", " + loss); }), 2) << loss;
+  }
   EXPECT_EQ(std::set<std::string>(five.orders.begin(), five.orders.end()).size(), five.orders.size());
 }
 
