@@ -44,8 +44,12 @@ void Board::write(const std::string& what, const std::string& text) const {
   store->set(key(what), text);
 }
 
+bool Board::has(const std::string& what) const {
+  return store->check({key(what)});
+}
+
 std::optional<std::string> Board::read(const std::string& what) const {
-  return store->check({key(what)}) ? std::optional(store->get_to_str(key(what))) : std::nullopt;
+  return has(what) ? std::optional(store->get_to_str(key(what))) : std::nullopt;
 }
 
 uint64_t Board::number(const std::string& what) const {
@@ -55,6 +59,11 @@ uint64_t Board::number(const std::string& what) const {
 
 std::string Board::decide(const std::string& what, const std::string& text) const {
   return store->compareSet(key(what), "", text);
+}
+
+Board as_board(const StorePtr& store) {
+  auto [base, prefix] = address_of(store);
+  return {std::move(base), std::move(prefix)};
 }
 
 Board own_board(const StorePtr& store) {

@@ -16,13 +16,16 @@ struct Board {
 
   std::string key(const std::string& what) const { return prefix + what; }
   void write(const std::string& what, const std::string& text) const;
+  bool has(const std::string& what) const;
   std::optional<std::string> read(const std::string& what) const;  // none: nobody has written it
   uint64_t number(const std::string& what) const;                  // 0: nobody has written it
   // Writes it unless somebody has; what it says from then on.
   std::string decide(const std::string& what, const std::string& text) const;
 };
 
-// The board of a process group, by its store: over a connection of its own, which one who waits keeps busy...
+// The board of a process group, by its store: over the store's own connection...
+Board as_board(const c10::intrusive_ptr<c10d::Store>& store);
+// ...over a connection of its own, which one who waits keeps busy...
 Board own_board(const c10::intrusive_ptr<c10d::Store>& store);
 // ...or over the one that all groups of this process share, for questions that are answered at once.
 Board shared_board(const c10::intrusive_ptr<c10d::Store>& store);

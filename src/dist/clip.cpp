@@ -48,7 +48,7 @@ double total_norm(const std::vector<at::Tensor>& gradients, const Group& everyon
   }
   const auto sum = at::zeros({1}, at::kDouble);
   for (const auto& gradient : gradients) {
-    sum.add_(gradient.detach().to(at::kDouble).abs().pow(type).sum().cpu());
+    sum.add_(gradient.detach().abs().to(at::kDouble).pow(type).sum().cpu());  // complex ones have one, too
   }
   everyone.sum("powers of gradients", sum);
   return std::pow(sum.item<double>(), 1 / type);
@@ -58,6 +58,10 @@ double total_norm(const std::vector<at::Tensor>& gradients, const Group& everyon
 
 double clip_grad_norm(
     const std::vector<Held>& held, double max_norm, const Group& everyone, ClipOptions options) {
+  if (!(options.norm_type > 0)) {
+    throw UsageError(
+        "[clip_grad_norm] norm_type is " + std::to_string(options.norm_type) + ". Fix: a number above 0, or infinity.");
+  }
   const at::NoGradGuard no_grad;
   const auto change = detail::pass(Place::Norm, "norm", everyone.name(), everyone.size()).mutation;
   const auto norm = total_norm(counted(held, change == Mutation::EveryReplica), everyone, options.norm_type);

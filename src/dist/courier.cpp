@@ -22,6 +22,8 @@ constexpr Milliseconds kGrace{1700};
 constexpr Milliseconds kLate{200};
 // How often a sentry looks.
 constexpr Milliseconds kPulse{200};
+// One who wakes later than that after his time was stopped meanwhile.
+constexpr Milliseconds kOverslept{1000};
 // How long it may take threads to come to rest that have nothing to do.
 constexpr Milliseconds kRest{500};
 
@@ -91,7 +93,8 @@ void Courier::end() {
   ending_ = true;
   changed_.notify_all();
   // A call that nobody waited for may never end, nor a question to a store that no longer answers.
-  const bool rest = changed_.wait_for(lock, kRest, [&] { return busy_ == 0 && jobs_.empty(); });
+  const bool rest = !left_ && changed_.wait_for(lock, kRest, [&] { return busy_ == 0 && jobs_.empty(); });
+  const auto done = std::exchange(done_, {});
   lock.unlock();
   for (auto* thread : {&thread_, &sentry_}) {
     rest ? thread->join() : thread->detach();
@@ -99,16 +102,29 @@ void Courier::end() {
 }
 
 void Courier::start(std::shared_ptr<Job> job) {
+  if (::getpid() != process_) {
+    throw UsageError(
+        "[" + job->call.group + "] " + job->call.text + ": this process is a fork of the one that made the group, " +
+        "and has none of its threads. Fix: make groups after the fork.");
+  }
   ++registry().started;
+  std::vector<std::shared_ptr<Job>> done;
   const std::lock_guard guard(mutex_);
+  done = std::exchange(done_, {});
   jobs_.push_back(std::move(job));
   changed_.notify_all();
 }
 
 void Courier::wait(Job& job) {
+  std::vector<std::shared_ptr<Job>> done;
   std::unique_lock lock(mutex_);
+  bool stopped = false;
   while (!job.done) {
     changed_.wait_until(lock, std::min(until_, Clock::now() + kGrace), [&] { return job.done || left_; });
+    if (!job.done && !stopped && Clock::now() >= until_ + kOverslept) {
+      stopped = true;  // this process itself: its threads were as well, and are given a second chance
+      until_ = Clock::now() + kGrace;
+    }
     if (!job.done && Clock::now() >= until_) {
       broken_ = broken_ ? broken_ : store_is_gone(job.call);
       left_ = true;
@@ -117,6 +133,7 @@ void Courier::wait(Job& job) {
       std::rethrow_exception(broken_);
     }
   }
+  done = std::exchange(done_, {});
   if (job.error) {
     std::rethrow_exception(job.error);
   }
@@ -146,11 +163,7 @@ void Courier::run() {
     job->error = error;
     job->done = true;
     jobs_.pop_front();
-    changed_.notify_all();
-    // Tensors may end with the job, and Python's want the GIL, which somebody may hold who waits here.
-    lock.unlock();
-    job.reset();
-    lock.lock();
+    done_.push_back(std::move(job));
     --busy_;
     changed_.notify_all();
   }
@@ -160,10 +173,12 @@ std::exception_ptr Courier::make(Job& job) {
   expect(job.call.timeout);
   try {
     connect();
-    expect(job.call.timeout);
+    const auto timeout = job.timeout ? job.timeout(*own_words_) : job.call.timeout;
+    expect(timeout);
     {
       const std::lock_guard guard(mutex_);
-      due_ = Clock::now() + job.call.timeout;
+      job.call.timeout = timeout;
+      due_ = Clock::now() + timeout;
     }
     agreement_->reach(job.call);
     if (job.move) {
@@ -186,10 +201,10 @@ void Courier::connect() {
   before_.reset();
   if (!own_) {
     own_ = own_board(transport_.store);
-    const auto words = beside(*own_, transport_.store, transport_.words);
+    own_words_ = beside(*own_, transport_.store, transport_.words);
     const std::lock_guard guard(mutex_);
     agreement_ = std::make_unique<Agreement>(
-        *own_, words, transport_.ranks, transport_.index, [this] { expect(Milliseconds(0)); });
+        *own_, *own_words_, transport_.ranks, transport_.index, [this] { expect(Milliseconds(0)); });
   }
 }
 

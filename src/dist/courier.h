@@ -13,6 +13,7 @@
 #include "dist/whereabouts.h"
 
 #include <c10/core/Stream.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
@@ -41,6 +42,8 @@ class Job {
   std::function<void(c10d::ProcessGroup*)> move;  // null: agreement is all
   std::function<void()> finish;
   std::optional<c10::Stream> stream;  // current when the call was made
+  // Where the timeout is not known before the store is asked: from what is on the board of words.
+  std::function<Milliseconds(const Board& words)> timeout;
   bool done = false;
   std::exception_ptr error;
 };
@@ -70,7 +73,7 @@ class Courier {
   struct Registry;
   static Registry& registry();
 
-  explicit Courier(Transport transport) : transport_(std::move(transport)) {}
+  explicit Courier(Transport transport) : transport_(std::move(transport)), process_(::getpid()) {}
   void end();
 
   // The courier's thread.
@@ -93,14 +96,19 @@ class Courier {
   std::string word(const Board& board);
 
   Transport transport_;
+  const pid_t process_;  // a fork of it has no threads
   std::shared_ptr<Courier> before_;  // of the same process group, with calls that nobody waited for
   std::optional<Board> own_;         // the courier's thread's
+  std::optional<Board> own_words_;   // likewise
   std::thread thread_;
   std::thread sentry_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> jobs_;  // the first one is under way
+  // Tensors that end with a job may be Python's, and a thread that asks for the GIL while Python ends is ended
+  // where it stands. So jobs end on the threads of those who call.
+  std::vector<std::shared_ptr<Job>> done_;
   std::unique_ptr<Agreement> agreement_;   // the courier's thread alone calls it
   std::optional<Board> board_;             // for the sentry
   std::optional<Board> words_;             // for both threads

@@ -136,6 +136,14 @@ Edge::Edge(
       }
     }
   }
+  // One that is in neither pool would be waited for in every call.
+  for (const int rank : both.ranks()) {
+    if (owners.index_of(rank) < 0 && receivers.index_of(rank) < 0) {
+      throw UsageError(
+          "[Edge] \"" + name + "\": rank " + std::to_string(rank) + " of group \"" + both.name() + "\" is in neither \"" +
+          from + "\" nor \"" + to + "\". Fix: a group of the ranks of both pools.");
+    }
+  }
   const int owner = owners.index_of(both.rank());
   const int receiver = receivers.index_of(both.rank());
   impl_ = std::make_shared<const Impl>(

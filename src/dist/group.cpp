@@ -118,6 +118,7 @@ void Group::broadcast(const std::string& name, const at::Tensor& tensor, int fro
   job->move = [=, timeout = timeout()](c10d::ProcessGroup* process_group) {
     *copy = tensor.detach().clone(at::MemoryFormat::Contiguous);
     if (process_group) {
+      *copy = copy->to(detail::carrier(*process_group, tensor.device()));
       c10d::BroadcastOptions options;
       options.rootRank = from;
       options.timeout = timeout;
@@ -146,6 +147,7 @@ std::vector<at::Tensor> Group::gather(const std::string& name, const at::Tensor&
       all->push_back(std::move(own));
       return;
     }
+    own = own.to(detail::carrier(*process_group, tensor.device()));
     for (int i = 0; i < size; ++i) {
       all->push_back(at::empty_like(own));
     }
@@ -157,6 +159,9 @@ std::vector<at::Tensor> Group::gather(const std::string& name, const at::Tensor&
     }
     std::vector<at::Tensor> inputs{detail::as_real(own)};
     process_group->getBackend(own.device().type())->allgather(outputs, inputs, options)->wait();
+    for (auto& each : *all) {
+      each = each.to(tensor.device());
+    }
   };
   detail::start(*this, std::move(job)).wait();
   return std::move(*all);

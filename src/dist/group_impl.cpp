@@ -5,6 +5,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+
 namespace retape::dist::detail {
 
 std::optional<c10::Stream> stream_of(const at::Tensor& tensor) {
@@ -16,7 +18,21 @@ std::optional<c10::Stream> stream_of(const at::Tensor& tensor) {
 
 GroupImpl::GroupImpl(
     std::string name, std::vector<int> ranks, int index, GroupOptions options, std::shared_ptr<Courier> courier)
-    : name(std::move(name)), ranks(std::move(ranks)), index(index), options(options), courier_(std::move(courier)) {}
+    : name(std::move(name)), ranks(std::move(ranks)), index(index), options(options), courier_(std::move(courier)) {
+  if (options.timeout < Milliseconds(1)) {
+    throw UsageError("[Group] \"" + this->name + "\": a timeout of " + std::to_string(options.timeout.count()) +
+                     " ms. Fix: at least 1 ms.");
+  }
+}
+
+at::Device carrier(const c10d::ProcessGroup& process_group, at::Device device) {
+  const auto known = process_group.getDeviceTypes();
+  const auto same = [&](const at::Device& each) { return each.type() == device.type(); };
+  if (known.empty() || std::any_of(known.begin(), known.end(), same)) {
+    return device;
+  }
+  return c10::impl::VirtualGuardImpl(known.front().type()).getDevice();
+}
 
 Group GroupImpl::making(
     std::string name,
@@ -25,14 +41,14 @@ Group GroupImpl::making(
     GroupOptions options,
     StorePtr store,
     StorePtr words,
-    Milliseconds to_come,
+    std::function<Milliseconds(const Board& words)> to_come,
     std::function<ProcessGroupPtr(const StorePtr&)> make) {
   auto courier = Courier::of({std::move(store), std::move(words), {}, ranks, index, options.store_host});
   const auto impl =
       std::make_shared<GroupImpl>(std::move(name), std::move(ranks), index, options, std::move(courier));
   const auto come = std::make_shared<Job>();
   come->call.text = "make group \"" + impl->name + "\" of " + ranks_text(impl->ranks);
-  come->call.timeout = to_come;
+  come->timeout = std::move(to_come);
   come->move = [courier = impl->courier_.get(), make = std::move(make)](auto*) { courier->make_process_group(make); };
   impl->start(come).wait();
   // Those who have connected go on when all have: nobody is left in a group of which others know nothing.
@@ -110,8 +126,10 @@ Pending sum_of(
       c10d::AllreduceOptions options;
       options.reduceOp = c10d::ReduceOp::SUM;
       options.timeout = timeout;
-      std::vector<at::Tensor> tensors{as_real(*total)};
-      process_group->getBackend(total->device().type())->allreduce(tensors, options)->wait();
+      const auto carried = total->to(carrier(*process_group, total->device()));
+      std::vector<at::Tensor> tensors{as_real(carried)};
+      process_group->getBackend(carried.device().type())->allreduce(tensors, options)->wait();
+      *total = carried.to(total->device());
     }
   };
   job->finish = [total, use = std::move(use)] { use(*total); };

@@ -18,7 +18,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
       std::string name, std::vector<int> ranks, int index, GroupOptions options, std::shared_ptr<Courier> courier = {});
 
   // A group whose process group is still to make, by `make`, when all members have come. They have
-  // `to_come` for that, and the group's timeout to connect. CollectiveError on all, or on none.
+  // `to_come` for that, asked with the board of words, and the group's timeout to connect. CollectiveError on
+  // all, or on none.
   static Group making(
       std::string name,
       std::vector<int> ranks,
@@ -26,7 +27,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
       GroupOptions options,
       StorePtr store,
       StorePtr words,
-      Milliseconds to_come,
+      std::function<Milliseconds(const Board& words)> to_come,
       std::function<ProcessGroupPtr(const StorePtr&)> make);
 
   Pending start(std::shared_ptr<Job> job);
@@ -46,6 +47,9 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 
 // The current one of its device; none on a CPU.
 std::optional<c10::Stream> stream_of(const at::Tensor& tensor);
+
+// Where the transport takes a tensor of that device: there; or where it has a backend, as NCCL's for what is on a CPU.
+at::Device carrier(const c10d::ProcessGroup& process_group, at::Device device);
 
 // dtype and sizes as errors show them: Float[2,3].
 std::string shape_of(const at::Tensor& tensor);

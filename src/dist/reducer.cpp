@@ -163,10 +163,20 @@ void SumReducer::add(const std::string& name, const Partial<at::Tensor>& partial
 }
 
 void SumReducer::add_gradients(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  std::map<const c10::TensorImpl*, std::string> known;
+  for (const auto& [name, parameter] : impl_->parameters) {
+    known.emplace(parameter.unsafeGetTensorImpl(), name);
+  }
   for (const auto& [name, parameter] : parameters) {
     const auto& gradient = parameter.grad();
     if (gradient.defined() && gradient.layout() != at::kStrided) {
       throw UsageError("[SumReducer] the gradient of \"" + name + "\" is sparse. Fix: to_dense().");
+    }
+    // Here, where all ranks see it: gradients there may be on some of them only.
+    if (const auto [same, is_new] = known.emplace(parameter.unsafeGetTensorImpl(), name); !is_new) {
+      throw UsageError(
+          "[SumReducer] \"" + name + "\" is the parameter \"" + same->second + "\": it would be summed twice. Fix: add " +
+          "what is tied once.");
     }
     impl_->parameters.push_back({name, parameter});
   }

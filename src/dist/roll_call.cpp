@@ -29,7 +29,7 @@ int64_t RollCall::times() const {
 }
 
 bool RollCall::called() const {
-  return board_.store->check({board_.key("called")});
+  return board_.has("called");
 }
 
 void RollCall::answer(size_t index, Answer answer) const {
@@ -45,7 +45,7 @@ void RollCall::be_there(size_t index, int64_t times) const {
 }
 
 bool RollCall::has_joined(size_t index) const {
-  return board_.store->check({board_.key("here/" + std::to_string(index))});
+  return board_.has("here/" + std::to_string(index));
 }
 
 std::vector<Answer> RollCall::call(size_t index, Answer own) {

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <numeric>
 
@@ -63,10 +64,12 @@ World World::from_environment(WorldOptions options) {
       ? detail::serve_store(host, detail::listen_at(host, port), options.timeout)
       : detail::reach_store(host, port, options.timeout);
   // A launcher that starts ranks anew keeps its store: the keys of an earlier try must not be found.
+  // Nor those of another World of this process: ranks make them in the same order.
+  static std::atomic<int> worlds{0};
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
   impl->store = c10::make_intrusive<c10d::PrefixStore>(
-      std::string("retape.world.") + (attempt ? attempt : "0"), std::move(store));
-  impl->store->set(started_key(impl->rank), "");
+      std::string("retape.world.") + (attempt ? attempt : "0") + "." + std::to_string(worlds++), std::move(store));
+  detail::as_board(impl->store).write(started_key(impl->rank), "");
   return World(std::move(impl));
 }
 
@@ -119,10 +122,6 @@ Group World::Impl::make_group(const std::string& name, const std::vector<int>& r
   if (!store) {
     throw UsageError("[World] group \"" + name + "\": this process is alone.");
   }
-  std::vector<std::string> started;
-  for (const int each : ranks) {
-    started.push_back(started_key(each));
-  }
   const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
   const auto size = static_cast<int>(ranks.size());
   return detail::GroupImpl::making(
@@ -132,7 +131,11 @@ Group World::Impl::make_group(const std::string& name, const std::vector<int>& r
       options,
       c10::make_intrusive<c10d::PrefixStore>(name, store),
       store,
-      store->check(started) ? options.timeout : std::max(options.timeout, detail::kToConnect),
+      [ranks, timeout = options.timeout](const detail::Board& words) {
+        const bool all_started =
+            std::all_of(ranks.begin(), ranks.end(), [&](int each) { return words.has(started_key(each)); });
+        return all_started ? timeout : std::max(timeout, detail::kToConnect);
+      },
       [address = address, index, size, timeout = options.timeout](const detail::StorePtr& own) {
         return detail::make_gloo(own, address, index, size, timeout);
       });

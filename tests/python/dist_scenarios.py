@@ -46,6 +46,16 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
+class PartlyUsed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = net()
+        self.unused = nn.Linear(64, 64)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.used(rows)
+
+
 def error_of(call: Callable[[], Any]) -> dict[str, Any]:
     """What it raised; fails if nothing."""
     try:
@@ -408,6 +418,22 @@ def ddp(group: Any, rank: int) -> dict[str, Any]:
         rd.normalize(model(rows).square().sum(), count).value.backward()
         off.append(difference(model.module, reference_of_mean()))
     return {"off": max(off), "names": list(rd.gradients_of(model))}
+
+
+@scenario
+def ddp_with_parameters_that_are_not_used(group: Any, rank: int) -> dict[str, Any]:
+    """DDP asks all ranks which, while sums are under way."""
+    inner = PartlyUsed()
+    model = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1e-4, find_unused_parameters=True)
+    hook = rd.SumHook(model)
+    rows = rows_of(rank)
+    off = []
+    for _ in range(40):
+        model.zero_grad()
+        count = rd.count_global("rows", len(rows), hook.group)
+        rd.normalize(model(rows).square().sum(), count).value.backward()
+        off.append(difference(inner.used, reference_of_mean()))
+    return {"off": max(off), "again": rd.SumHook(nn.parallel.DistributedDataParallel(net())).group is hook.group}
 
 
 @scenario

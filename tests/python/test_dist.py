@@ -240,6 +240,12 @@ def test_ddp_with_a_hook_is_one_process_and_without_is_not(told):
         assert line["off"] > 0.1
 
 
+def test_sums_of_a_hook_do_not_mix_with_calls_of_ddp(told):
+    for line in told("ddp_with_parameters_that_are_not_used"):
+        assert line["off"] < 1e-14
+        assert line["again"]  # one process group for all hooks of it
+
+
 def test_microbatches_under_ddp_are_summed_once_or_raise(told):
     for line in told("ddp_microbatches"):
         assert line["off"] < 1e-14

@@ -3,13 +3,31 @@
 # Without `from __future__ import annotations`: DDP looks at those of a hook, and wants types, not texts.
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as torch_dist
 from torch import nn
 from torch.distributed import GradBucket
 
 from retape import _C, _dist
-from retape.dist._group import Group
+from retape.dist._group import Group, timeout_of
+
+
+# By the process group that DDP has: to make one is a call of all its ranks.
+_beside: WeakKeyDictionary[torch_dist.ProcessGroup, _dist.Group] = WeakKeyDictionary()
+
+
+def _group_beside(process_group: torch_dist.ProcessGroup) -> _dist.Group:
+    if process_group not in _beside:
+        own = torch_dist.new_group(
+            torch_dist.get_process_group_ranks(process_group),
+            timeout=timeout_of(process_group),
+            backend=torch_dist.get_backend_config(process_group),
+            use_local_synchronization=process_group is not torch_dist.group.WORLD,
+        )
+        _beside[process_group] = Group(own, name=process_group.group_desc or process_group.group_name)
+    return _beside[process_group]
 
 
 class SumHook:
@@ -23,10 +41,13 @@ class SumHook:
     however many items each has. Buckets are agreed on before they move, by the names of their parameters.
     With microbatches: `with model.no_sync():` around all but the last. DDP reduces what has accumulated, so
     that a second sum would count the first one once per rank; that raises UsageError.
+
+    group: for the sums; by default one of the same ranks over a process group of its own. DDP makes calls too
+        (of buffers, of parameters that are not used), and a transport mixes up two that are under way.
     """
 
     def __init__(self, model: nn.parallel.DistributedDataParallel, group: _dist.Group | None = None) -> None:
-        self.group = group if group is not None else Group(model.process_group)
+        self.group = group if group is not None else _group_beside(model.process_group)
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         # DDP waits for futures; somebody has to wait for the sums, in order.
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="retape-sums")

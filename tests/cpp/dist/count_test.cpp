@@ -122,6 +122,23 @@ TEST(ClipGradNorm, CountsEveryDistinctParameterOnce) {
   });
 }
 
+TEST(ClipGradNorm, OfComplexGradients) {
+  const auto parameter = torch::zeros({1}, torch::dtype(torch::kComplexFloat).requires_grad(true));
+  parameter.mutable_grad() = torch::full({1}, c10::complex<float>(0, 5), torch::kComplexFloat);
+  const auto all = Group::alone("all");
+  EXPECT_NEAR(clip_grad_norm({{{parameter}, all}}, 2.5, all), 5, 1e-6);
+  EXPECT_NEAR(at::imag(parameter.grad()).item<float>(), 2.5, 1e-6);
+}
+
+TEST(ClipGradNorm, RefusesWhatIsNoNorm) {
+  const auto all = Group::alone("all");
+  for (const double type : {0.0, -1.0, std::nan("")}) {
+    ClipOptions options;
+    options.norm_type = type;
+    EXPECT_THROW(clip_grad_norm({}, 1, all, options), UsageError) << type;
+  }
+}
+
 TEST(ClipGradNorm, TheNormOfTorch) {
   const auto a = torch::zeros({3, 2}, torch::requires_grad()), b = torch::zeros({5}, torch::requires_grad());
   for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {

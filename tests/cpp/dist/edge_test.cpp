@@ -157,6 +157,16 @@ TEST(Edge, RefusesTheWrongSideAndTheWrongRows) {
   refused([&] { Edge("e", topology, "a", "b", Group::alone("alone")); });  // without rank 1
   const Topology common(4, {{"a", {0}}, {"b", {0}}});
   refused([&] { Edge("e", common, "a", "b", Group::alone("alone")); });
+  expect_ranks(3, [&](World& world) {  // rank 2 is in neither
+    int refusals = 0;
+    try {
+      Edge("e", topology, "a", "b", world.all());
+    } catch (const UsageError& error) {
+      RANK_EXPECT_TEXT(error.what(), "rank 2 of group \"world\" is in neither \"a\" nor \"b\"");
+      ++refusals;
+    }
+    RANK_EXPECT_EQ(refusals, 1);
+  });
   expect_ranks(2, [&](World& world) {
     const Edge edge("e", topology, "a", "b", world.all());
     int refusals = 0;

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include <filesystem>
 #include <fstream>
@@ -406,6 +407,33 @@ TEST(Absence, ARankThatEndsBeforeAGroupIsMadeIsNamed) {
   EXPECT_EQ(ends[0].error + ends[1].error, "");
 }
 
+// Its threads were stopped as well: it is not the store that did not answer.
+TEST(Absence, WhoWasStoppedItselfBlamesTheOneThatDidNotCome) {
+  const auto ends = run_ranks(
+      2,
+      [](World& world) {
+        const auto all = world.all();
+        all.barrier("start");
+        const pid_t self = ::getpid();
+        if (world.rank() == 1) {
+          ::raise(SIGKILL);
+        }
+        const pid_t helper = ::fork();
+        if (helper == 0) {  // the fault itself: longer than anybody waits
+          ::kill(self, SIGSTOP);
+          ::sleep(5);
+          ::kill(self, SIGCONT);
+          ::_exit(0);
+        }
+        const auto end = end_of([&] { all.barrier("end"); });
+        ::waitpid(helper, nullptr, 0);
+        RANK_EXPECT_TEXT(end.text, "rank 1 did not come within 1000 ms");
+        RANK_EXPECT(end.ranks == std::vector<int>{1});
+      },
+      with_timeout(1000));
+  EXPECT_EQ(ends[0].error, "");
+}
+
 // The store's own warnings ask a name server who it is, which takes as long as that takes to answer.
 TEST(Absence, IsToldInTheErrorAlone) {
   const auto ends = run_ranks(
@@ -423,6 +451,44 @@ TEST(Absence, IsToldInTheErrorAlone) {
       with_timeout(1000));
   EXPECT_EQ(ends[0].error, "");
   EXPECT_EQ(ends[1].signal, SIGKILL);
+}
+
+TEST(World, ASecondOneInTheSameProcessIsAWorldOfItsOwn) {
+  expect_ranks(2, [](World& first) {
+    const auto second = World::from_environment();
+    const auto tensor = torch::ones({2});
+    for (const auto& world : {first, second, first}) {
+      world.all().sum("tensor", tensor);
+    }
+    RANK_EXPECT(same_bits(tensor, torch::full({2}, 8.0)));
+  });
+}
+
+TEST(Group, OfAForkIsRefused) {
+  expect_ranks(2, [](World& world) {
+    const auto all = world.all();
+    all.barrier("start");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      try {
+        all.barrier("in a child");
+      } catch (const UsageError&) {
+        ::_exit(7);
+      }
+      ::_exit(1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    RANK_EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    all.barrier("end");
+  });
+}
+
+TEST(Group, ATimeoutOfNothingIsRefused) {
+  RunOptions options;
+  options.world.timeout = std::chrono::milliseconds(0);
+  const auto ends = run_ranks(2, [](World& world) { world.all(); }, options);
+  EXPECT_THAT(ends[0].error, ::testing::HasSubstr("a timeout of 0 ms. Fix: at least 1 ms"));
 }
 
 TEST(World, GroupsAreMadeSideBySide) {
@@ -481,6 +547,10 @@ void expect_host_is_named(int signal) {
         RANK_EXPECT_TEXT(end.text, "rank 0", "has ended or is stopped");
         RANK_EXPECT(end.ranks == std::vector<int>{0});
         RANK_EXPECT(end.took <= short_wait.timeout + kGivenUpBy);
+        // Nor does one hang that makes another group.
+        const auto later = end_of([&] { world->group("later", {0, 1, 2}); });
+        RANK_EXPECT(later.ranks == std::vector<int>{0});
+        RANK_EXPECT(later.took <= short_wait.timeout + kGivenUpBy);
         // To leave both groups, the one that was in no call too, takes no answer.
         RANK_EXPECT(end_of([&] { all.reset(), world.reset(); }).took <= kGivenUpBy);
         throw std::runtime_error("told");  // starts the patience

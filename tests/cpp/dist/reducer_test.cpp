@@ -200,6 +200,16 @@ TEST(SumReducer, RefusesTheSameMemoryUnderTwoNames) {
   EXPECT_TRUE(same_bits(tensor, torch::ones({4, 3})));
 }
 
+// On every rank: the gradients may be there on some of them only.
+TEST(SumReducer, RefusesAParameterUnderTwoNamesBeforeItHasAGradient) {
+  SumReducer reducer(Group::alone("alone"));
+  const auto tied = torch::ones({2}, torch::requires_grad());
+  reducer.add_gradients({{"embed", tied}});
+  EXPECT_THAT(
+      [&] { reducer.add_gradients({{"head", tied}}); },
+      ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("\"head\" is the parameter \"embed\"")));
+}
+
 TEST(Summand, LikeIsAddedToLike) {
   const auto one = torch::ones({2});
   EXPECT_TRUE(same_bits((Partial(one) + Partial(one) * 2).value(), one * 3));
