@@ -50,12 +50,11 @@ using Parts = std::tuple<
     std::map<std::string, std::optional<at::Tensor>>,
     std::map<std::string, double>>;
 
-std::map<std::string, at::Tensor> defined(const std::map<std::string, std::optional<at::Tensor>>& given) {
+// None is a tensor that is not defined.
+std::map<std::string, at::Tensor> tensors_of(const std::map<std::string, std::optional<at::Tensor>>& given) {
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [name, tensor] : given) {
-    if (tensor) {
-      tensors[name] = *tensor;
-    }
+    tensors[name] = tensor.value_or(at::Tensor());
   }
   return tensors;
 }
@@ -66,7 +65,7 @@ GradCheck::Step step_of(py::object function) {
     py::gil_scoped_acquire gil;
     try {
       const auto [gradients, parameters, norms] = (*held)(what).cast<Parts>();
-      return Outcome{defined(gradients), defined(parameters), norms};
+      return Outcome{tensors_of(gradients), tensors_of(parameters), norms};
     } catch (py::error_already_set& error) {
       pass_on(std::move(error));
     }

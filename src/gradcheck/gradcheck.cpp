@@ -146,6 +146,11 @@ void Session::note_what_was_not_compared() {
   if (options_.steps == 0) {
     report_.notes.push_back("no step of the optimizer was compared: steps is 0.");
   }
+  if (options_.microbatches > 1 && !runner_.anywhere("gradcheck microbatches", runner_.was_cut())) {
+    report_.notes.push_back(
+        "microbatches is " + std::to_string(options_.microbatches) +
+        ", and no rank has asked for them (Case::cut): a mean of their means would not be seen.");
+  }
   for (const auto& precision : precisions(options_)) {
     if (precision.wire && !wire_was_used(report_.rows, precision.dtype, *precision.wire)) {
       report_.notes.push_back(

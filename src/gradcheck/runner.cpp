@@ -4,6 +4,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <sstream>
 
 namespace retape::dist::detail {
@@ -39,6 +40,12 @@ Caught caught(Function function) {
   } catch (const std::exception& error) {
     return {std::current_exception(), error.what(), false};
   }
+}
+
+// Ranks may have gaps: the highest says nothing of the others.
+bool is_in(const Topology& topology, int rank) {
+  const auto ranks = topology.all_ranks();
+  return std::binary_search(ranks.begin(), ranks.end(), rank);
 }
 
 std::vector<RankError> errors_of(const Group& everyone, const Caught& mine) {
@@ -112,23 +119,25 @@ const Outcome& Runner::reference(const Case& what, const std::string& name) {
   return known_.emplace(key, std::move(outcome)).first->second;
 }
 
-Ran Runner::run(const Case& what, const std::optional<Break>& broken) {
+Ran Runner::run(const Case& what, const std::optional<Break>& broken, const GradCheck::Raised& raised) {
   Ran ran;
   Outcome mine;
   std::vector<Contribution> seen;
   bool hit = false;
   const auto error = caught([&] {
-    if (everyone_.rank() < what.topology.world_size()) {
+    if (is_in(what.topology, everyone_.rank())) {
       std::optional<Watch> watch;
       broken ? watch.emplace(std::vector{*broken}) : watch.emplace();
-      mine = distributed_(what);
+      Case here = what;
+      here.was_cut = was_cut_;
+      mine = distributed_(here);
       seen = watch->seen();
       hit = watch->hit();
     }
   });
   ran.own = error.error;
-  if (error.error && !error.collective && !broken && raised_) {
-    raised_(error.text);
+  if (error.error && !error.collective && raised) {
+    raised(error.text);
   }
   ran.errors = errors_of(everyone_, error);
   if (!ran.errors.empty()) {
@@ -136,9 +145,7 @@ Ran Runner::run(const Case& what, const std::optional<Break>& broken) {
   }
   ran.united = unite(everyone_, mine);
   if (broken) {
-    const auto hits = at::full({1}, hit ? 1 : 0, at::kLong);
-    everyone_.sum("gradcheck hits", hits);
-    ran.hit = hits.item<int64_t>() > 0;
+    ran.hit = anywhere("gradcheck hits", hit);
   } else {
     ran.seen = unite(everyone_, seen);
   }
@@ -146,7 +153,7 @@ Ran Runner::run(const Case& what, const std::optional<Break>& broken) {
 }
 
 Ran Runner::distributed(const Case& what, const std::string& name) {
-  auto ran = run(what, std::nullopt);
+  auto ran = run(what, std::nullopt, raised_);
   if (!ran.errors.empty()) {
     fail(name, ran.errors, ran.own);
   }
@@ -154,13 +161,23 @@ Ran Runner::distributed(const Case& what, const std::string& name) {
 }
 
 Ran Runner::broken(const Case& what, const Break& broken) {
-  return run(what, broken);
+  return run(what, broken, nullptr);
+}
+
+Ran Runner::attempt(const Case& what) {
+  return run(what, std::nullopt, nullptr);
 }
 
 bool Runner::decide(bool decision) const {
   const auto said = at::full({1}, decision ? 1 : 0, at::kLong);
   everyone_.broadcast("gradcheck decision", said);
   return said.item<int64_t>() != 0;
+}
+
+bool Runner::anywhere(const std::string& what, bool here) const {
+  const auto ranks = at::full({1}, here ? 1 : 0, at::kLong);
+  everyone_.sum(what, ranks);
+  return ranks.item<int64_t>() > 0;
 }
 
 }  // namespace retape::dist::detail

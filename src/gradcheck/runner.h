@@ -30,7 +30,11 @@ class Runner {
       const GradCheck::Step& reference,
       const GradCheck::Step& distributed,
       const GradCheck::Raised& raised)
-      : everyone_(everyone), reference_(reference), distributed_(distributed), raised_(raised) {}
+      : everyone_(everyone),
+        reference_(reference),
+        distributed_(distributed),
+        raised_(raised),
+        was_cut_(std::make_shared<std::atomic<bool>>(false)) {}
 
   bool first() const { return everyone_.index() == 0; }
 
@@ -40,20 +44,26 @@ class Runner {
 
   // An exception on any rank raises on all.
   Ran distributed(const Case& what, const std::string& name);
-  // Errors are results.
+  // Errors are results: of a step that is broken, and of one as it is.
   Ran broken(const Case& what, const Break& broken);
+  Ran attempt(const Case& what);
 
   // The first rank's decision.
   bool decide(bool decision) const;
+  // On all ranks: whether it is so on one of them.
+  bool anywhere(const std::string& what, bool here) const;
+  // A distributed run on this rank has asked for its microbatches.
+  bool was_cut() const { return *was_cut_; }
 
  private:
-  Ran run(const Case& what, const std::optional<Break>& broken);
+  Ran run(const Case& what, const std::optional<Break>& broken, const GradCheck::Raised& raised);
   [[noreturn]] void fail(const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const;
 
   const Group& everyone_;
   const GradCheck::Step& reference_;
   const GradCheck::Step& distributed_;
   const GradCheck::Raised& raised_;
+  std::shared_ptr<std::atomic<bool>> was_cut_;
   std::map<std::string, Outcome> known_;
 };
 

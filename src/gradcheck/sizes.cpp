@@ -39,9 +39,24 @@ bool can_be_uneven(const Pool& pool, int64_t rows) {
   return pool.size() > 1 && rows > pool.size();
 }
 
+// A pool that is part of another is never the larger one.
+bool have_common_rank(const Topology& topology, const Size& a, const Size& b) {
+  for (const auto& one : a.pools) {
+    for (const auto& other : b.pools) {
+      const auto& ranks = topology.pool(one).ranks;
+      const auto is_in_other = [&](int rank) { return topology.pool(other).index_of(rank) >= 0; };
+      if (std::any_of(ranks.begin(), ranks.end(), is_in_other)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 // How two sizes compare, in all topologies that have both.
 struct Pair {
   bool less = false, equal = false, greater = false;
+  bool common = false;  // ranks
 };
 
 std::map<std::pair<std::string, std::string>, Pair> pairs(const std::vector<NamedTopology>& topologies) {
@@ -57,11 +72,43 @@ std::map<std::pair<std::string, std::string>, Pair> pairs(const std::vector<Name
         pair.less |= sizes[i].value < sizes[j].value;
         pair.equal |= sizes[i].value == sizes[j].value;
         pair.greater |= sizes[i].value > sizes[j].value;
+        pair.common |= have_common_rank(named.topology, sizes[i], sizes[j]);
       }
     }
   }
   return all;
 }
+
+// "n_ci > n_ppgd, n_ci > n_block0": sizes that are never the other way round.
+std::string always_larger(const std::vector<NamedTopology>& topologies, bool common) {
+  std::string text;
+  for (const auto& [names, pair] : pairs(topologies)) {
+    if (pair.less != pair.greater && pair.common == common) {
+      const auto& [more, fewer] = pair.greater ? names : std::pair{names.second, names.first};
+      text += (text.empty() ? "" : ", ") + more + " > " + fewer;
+    }
+  }
+  return text;
+}
+
+bool some_are_ones(const std::vector<NamedTopology>& topologies) {
+  return std::any_of(topologies.begin(), topologies.end(), [](const auto& named) { return all_ones(named.topology); });
+}
+
+// As with data parallelism over all ranks, whose step has no group for one of them.
+bool one_pool_has_all(const Topology& topology) {
+  const auto& pools = topology.pools();
+  return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) { return pool.size() == all_ranks(topology); });
+}
+
+bool one_pool_has_all(const std::vector<NamedTopology>& topologies) {
+  return std::all_of(
+      topologies.begin(), topologies.end(), [](const auto& named) { return one_pool_has_all(named.topology); });
+}
+
+constexpr const char* kOneWay = "rows go from pool to pool in one direction of fan only: always ";
+constexpr const char* kNoOnes =
+    "no topology has one rank in every pool: what is wrong there already looks like a wrong sum.";
 
 }  // namespace
 
@@ -126,20 +173,19 @@ std::vector<std::string> vacuous_topologies(const std::vector<NamedTopology>& to
           "all sizes are different, like 6, 3, 2.");
     }
   }
+  if (const auto larger = always_larger(topologies, /*common=*/false); !larger.empty()) {
+    reasons.push_back(kOneWay + larger + ". Fix: a topology with sizes the other way round, like 2, 4, 8 for 6, 3, 2.");
+  }
+  if (!some_are_ones(topologies) && !one_pool_has_all(topologies)) {
+    reasons.push_back(kNoOnes + std::string(" Fix: a topology with one."));
+  }
   return reasons;
 }
 
 std::vector<std::string> notes_on(const std::vector<NamedTopology>& topologies) {
   std::vector<std::string> notes;
-  std::string one_way;
-  for (const auto& [names, pair] : pairs(topologies)) {
-    if (pair.less != pair.greater) {
-      const auto& [more, fewer] = pair.greater ? names : std::pair{names.second, names.first};
-      one_way += (one_way.empty() ? "" : ", ") + more + " > " + fewer;
-    }
-  }
-  if (!one_way.empty()) {
-    notes.push_back("rows go from pool to pool in one direction of fan only: always " + one_way + ".");
+  if (const auto larger = always_larger(topologies, /*common=*/true); !larger.empty()) {
+    notes.push_back(kOneWay + larger + ".");
   }
   std::string even;
   for (const auto& pool : never_uneven(topologies)) {
@@ -149,8 +195,8 @@ std::vector<std::string> notes_on(const std::vector<NamedTopology>& topologies) 
     notes.push_back(
         "shards of " + even + " are even in every topology: a mean of each rank's mean would not be seen.");
   }
-  if (!std::any_of(topologies.begin(), topologies.end(), [](const auto& named) { return all_ones(named.topology); })) {
-    notes.push_back("no topology has one rank in every pool: what is wrong there already looks like a wrong sum.");
+  if (!some_are_ones(topologies) && one_pool_has_all(topologies)) {
+    notes.push_back(kNoOnes);
   }
   return notes;
 }

@@ -16,14 +16,15 @@ namespace {
 
 enum class Part : uint8_t { Gradient, Parameter };
 
-// A tensor that some rank holds.
+// A tensor that some rank names.
 struct Entry {
   Part part = Part::Gradient;
   std::string name;
   at::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> sizes;
-  std::string digest;
+  std::vector<int64_t> sizes = {};
+  std::string digest = "";  // empty: it has none there
 
+  bool none() const { return digest.empty(); }
   bool is(const Entry& other) const { return part == other.part && name == other.name; }
   bool same_bits(const Entry& other) const {
     return dtype == other.dtype && sizes == other.sizes && digest == other.digest;
@@ -60,11 +61,14 @@ std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
   std::vector<at::Tensor> tensors;
   const auto add = [&](Part part, const std::map<std::string, at::Tensor>& all) {
     for (const auto& [name, tensor] : all) {
-      if (tensor.defined()) {
-        tensors.push_back(plain(tensor));
-        const auto& held = tensors.back();
-        manifest.tensors.push_back({part, name, held.scalar_type(), held.sizes().vec(), digest_of(held)});
+      if (!tensor.defined()) {
+        tensors.emplace_back();
+        manifest.tensors.push_back({part, name});
+        continue;
       }
+      tensors.push_back(plain(tensor));
+      const auto& held = tensors.back();
+      manifest.tensors.push_back({part, name, held.scalar_type(), held.sizes().vec(), digest_of(held)});
     }
   };
   add(Part::Gradient, outcome.gradients);
@@ -115,33 +119,63 @@ Manifest unpacked(const std::string& text) {
 // A distinct tensor, and who holds it.
 struct Holding {
   Entry entry;
-  int from = 0;          // the first index that holds it
-  std::vector<int> odd;  // indices that hold something else under its name
+  int from = 0;           // the first index that holds it
+  std::vector<int> odd;   // indices that hold something else under its name
+  std::vector<int> none;  // indices that name it, and have none
 };
 
 std::vector<Holding> holdings_of(const std::vector<Manifest>& manifests) {
   std::vector<Holding> holdings;
-  std::map<std::pair<Part, std::string>, size_t> known;
+  using Key = std::pair<Part, std::string>;
+  std::map<Key, size_t> known;
+  std::map<Key, std::vector<int>> none;
   for (size_t index = 0; index < manifests.size(); ++index) {
     for (const auto& entry : manifests[index].tensors) {
-      const auto [it, fresh] = known.emplace(std::pair(entry.part, entry.name), holdings.size());
+      const Key key(entry.part, entry.name);
+      if (entry.none()) {
+        none[key].push_back(static_cast<int>(index));
+        continue;
+      }
+      const auto [it, fresh] = known.emplace(key, holdings.size());
       if (fresh) {
-        holdings.push_back({entry, static_cast<int>(index), {}});
+        holdings.push_back({entry, static_cast<int>(index), {}, {}});
       } else if (auto& holding = holdings[it->second]; !holding.entry.same_bits(entry)) {
         holding.odd.push_back(static_cast<int>(index));
       }
     }
   }
+  for (const auto& [key, indices] : none) {
+    if (const auto it = known.find(key); it != known.end()) {
+      holdings[it->second].none = indices;
+    }
+  }
   return holdings;
 }
 
-std::string odd_text(const Group& everyone, int from, const std::vector<int>& odd) {
-  std::string text = odd.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < odd.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(everyone.ranks()[odd[i]]);
+// "rank 1 has", "ranks 1, 2 have"
+std::string have(const Group& everyone, const std::vector<int>& indices) {
+  std::string text = indices.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < indices.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(everyone.ranks()[indices[i]]);
   }
-  return text + (odd.size() == 1 ? " has" : " have") + " not the bits that rank " +
-      std::to_string(everyone.ranks()[from]) + " has: replicas drift apart";
+  return text + (indices.size() == 1 ? " has" : " have");
+}
+
+std::string odd_text(const Group& everyone, int from, const std::vector<int>& odd) {
+  return have(everyone, odd) + " not the bits that " + have(everyone, {from}) + ": replicas drift apart";
+}
+
+// Zeros are none, too: a rank whose rows do not reach a parameter may have either.
+std::string odd_text(const Group& everyone, const Holding& holding, const at::Tensor& tensor) {
+  std::string text;
+  if (!holding.odd.empty()) {
+    text = odd_text(everyone, holding.from, holding.odd);
+  }
+  if (!holding.none.empty() && tensor.ne(0).any().item<bool>()) {
+    text += (text.empty() ? "" : "; ") + have(everyone, holding.none) + " none, and " + have(everyone, {holding.from}) +
+        " one: replicas drift apart";
+  }
+  return text;
 }
 
 void unite_norms(const Group& everyone, const std::vector<Manifest>& manifests, United& united) {
@@ -262,11 +296,12 @@ United unite(const Group& everyone, const Outcome& mine) {
     const bool gradient = holding.entry.part == Part::Gradient;
     auto& to = gradient ? united.outcome.gradients : united.outcome.parameters;
     auto& begin = next[holding.from];
-    to[holding.entry.name] = cut(received[holding.from], begin, holding.entry);
+    const auto tensor = cut(received[holding.from], begin, holding.entry);
+    to[holding.entry.name] = tensor;
     begin += holding.entry.bytes();
-    if (!holding.odd.empty()) {
+    if (auto text = odd_text(everyone, holding, tensor); !text.empty()) {
       auto& odd = gradient ? united.odd_gradients : united.odd_parameters;
-      odd[holding.entry.name] = odd_text(everyone, holding.from, holding.odd);
+      odd[holding.entry.name] = std::move(text);
     }
   }
   return united;

@@ -391,25 +391,49 @@ TEST(Topologies, OnesAndSquaresProveNothing) {
   using detail::vacuous_topologies;
   EXPECT_THAT(vacuous_topologies({three(1, 1, 1)}), SizeIs(1));
   EXPECT_THAT(vacuous_topologies({three(1, 1, 1), three(2, 2, 2)}), SizeIs(3));  // each pair
-  const auto two = vacuous_topologies({three(1, 1, 1), three(4, 2, 2)});
+  const auto two = vacuous_topologies({three(1, 1, 1), three(4, 2, 2), three(2, 4, 4)});
   ASSERT_THAT(two, SizeIs(1));
   EXPECT_THAT(two[0], HasSubstr("n_block0 and n_ppgd are equal in every topology"));
-  EXPECT_THAT(vacuous_topologies({three(4, 2, 2), three(6, 3, 2)}), IsEmpty());
+  EXPECT_THAT(vacuous_topologies({three(1, 1, 1), three(4, 2, 2), three(6, 3, 2), three(2, 4, 8)}), IsEmpty());
   EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"ranks", ranks(0, 4)}})}}), IsEmpty());
   // Two names for the same ranks are one size.
   EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"data", ranks(0, 4)}, {"all", ranks(0, 4)}})}}), IsEmpty());
 }
 
-TEST(Topologies, OneDirectionOfFanEvenShardsAndNoneOfOnesAreNoted) {
+TEST(Topologies, OneDirectionOfFanProvesNothing) {
+  using detail::vacuous_topologies;
+  const auto reasons = vacuous_topologies({three(1, 1, 1), three(6, 3, 2)});
+  ASSERT_THAT(reasons, SizeIs(1));
+  EXPECT_THAT(reasons[0], HasSubstr("one direction of fan only: always n_block0 > n_ppgd, n_ci > n_block0, n_ci > n_ppgd"));
+  EXPECT_THAT(vacuous_topologies({three(1, 1, 1), three(6, 3, 2), three(2, 3, 4)}), IsEmpty());
+  EXPECT_THAT(
+      vacuous_topologies({three(1, 1, 1), three(6, 3, 2), three(2, 4, 3)}),
+      ElementsAre(HasSubstr("always n_block0 > n_ppgd. Fix")));
+}
+
+TEST(Topologies, NoneOfOnesProvesNothingWherePoolsAreApart) {
+  const auto reasons = detail::vacuous_topologies({three(6, 3, 2), three(2, 4, 8)});
+  ASSERT_THAT(reasons, SizeIs(1));
+  EXPECT_THAT(reasons[0], HasSubstr("no topology has one rank in every pool"));
+}
+
+// A part of a pool is never larger than it, and what is parallel over all ranks does not run on one.
+TEST(Topologies, PartsOfOnePoolMayBeSmallerAlways) {
+  const NamedTopology experts{
+      "4", Topology(8, {{"ranks", ranks(0, 4)}, {"expert0", ranks(0, 2)}, {"expert1", ranks(2, 2)}})};
+  EXPECT_THAT(detail::vacuous_topologies({experts}), IsEmpty());
+  EXPECT_THAT(
+      detail::notes_on({experts}),
+      ElementsAre(
+          HasSubstr("always n_ranks > n_expert0"), HasSubstr("are even in every topology"),
+          HasSubstr("no topology has one rank in every pool")));
+}
+
+TEST(Topologies, EvenShardsAreNoted) {
   using detail::notes_on;
-  auto notes = notes_on({three(6, 3, 2)});
-  ASSERT_THAT(notes, SizeIs(3));
-  EXPECT_THAT(notes[0], HasSubstr("n_ci > n_ppgd"));
-  EXPECT_THAT(notes[1], HasSubstr("shards of ci, block0, ppgd are even in every topology"));
-  EXPECT_THAT(notes[2], HasSubstr("no topology has one rank in every pool"));
-  notes = notes_on(
-      {three(1, 1, 1), three(6, 3, 2), three(2, 4, 8), {"ragged", *detail::ragged(three(6, 3, 2).topology)}});
-  EXPECT_THAT(notes, IsEmpty());
+  EXPECT_THAT(
+      notes_on({three(6, 3, 2)}), ElementsAre(HasSubstr("shards of ci, block0, ppgd are even in every topology")));
+  EXPECT_THAT(notes_on({three(6, 3, 2), {"ragged", *detail::ragged(three(6, 3, 2).topology)}}), IsEmpty());
 }
 
 TEST(Topologies, ARowMoreOnSomeRanksIsNotRagged) {
@@ -436,6 +460,15 @@ TEST(Case, MicrobatchesHaveEveryRowOnceAndManySizes) {
   what.microbatches = 3;
   EXPECT_THAT(what.cut({3, 12}), ElementsAre(RowRange{3, 4}, RowRange{4, 7}, RowRange{7, 12}));
   EXPECT_THAT(what.cut({5, 7}), SizeIs(2));  // of a row each
+}
+
+TEST(Case, ACopyThatIsCutIsRememberedByAll) {
+  Case what{three(1, 1, 1).topology, {}};
+  what.was_cut = std::make_shared<std::atomic<bool>>(false);
+  const auto copy = what;
+  EXPECT_FALSE(*what.was_cut);
+  copy.cut({3, 9});
+  EXPECT_TRUE(*what.was_cut);
 }
 
 TEST(Topologies, ARaggedVariantHasEveryRowOnceAndShardsOfManySizes) {

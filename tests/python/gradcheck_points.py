@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as torch_dist
@@ -202,9 +203,81 @@ def coarse() -> rd.GradCheck:
     return check("coarse", dtypes=(torch.float32,))
 
 
+# ---- one pool of all ranks -------------------------------------------------------------------------
+
+TOKENS = int(tokens(0, ROWS).sum())
+
+
+def mean(case: rd.Case) -> dict[str, torch.Tensor]:
+    w = weight(case, "left")
+    (fit(case, w, 0, ROWS) / TOKENS).backward()
+    return {"w": w.grad}
+
+
+class Mean:
+    """`wrong`: what rank 1 does; where it counts too many tokens, which only a mutant makes it do, if it
+    leaves the others alone."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+        # A process group for each, because some break theirs, and one for sums of torch's own.
+        self.group = rd.Group(torch_dist.new_group(), name="ranks")
+        self.plain = torch_dist.new_group(timeout=timedelta(seconds=5))
+
+    def __call__(self, case: rd.Case) -> dict[str, torch.Tensor | None]:
+        rank = torch_dist.get_rank()
+        rows = case.topology.pool("ranks").shards[rank]
+        w = weight(case, "left")
+        if self.wrong == "nothing here":
+            (fit(case, w, *rows) / TOKENS).backward()
+        else:
+            count = rd.count_global("tokens", int(tokens(*rows).sum()), self.group)
+            if rank == 1 and count.value > TOKENS:
+                self._leave()
+            rd.normalize(fit(case, w, *rows), count).value.backward()
+        if self.wrong in ("nothing here", "raises"):
+            torch_dist.all_reduce(w.grad, group=self.plain)
+        else:
+            self.group.sum("w", w.grad)
+        return {"w": None if rank == 1 and self.wrong == "none" else w.grad}
+
+    def _leave(self) -> None:
+        if self.wrong == "raises":
+            raise ValueError("too many tokens")
+        if self.wrong == "another call":
+            self.group.sum("another", torch.ones(2))
+
+
+def mean_check(wrong: str, **options) -> rd.GradCheck:
+    options = {"terms": {"fit": 1.0}, "dtypes": (), **options}
+    return rd.GradCheck(mean, Mean(wrong), rows=ROWS, **options)
+
+
+def none_on_one_rank() -> rd.GradCheck:
+    return mean_check("none", self_test=False)
+
+
+def another_call_in_a_mutant() -> rd.GradCheck:
+    return mean_check("another call", ragged=False)
+
+
+def raises_in_a_mutant() -> rd.GradCheck:
+    return mean_check("raises", ragged=False)
+
+
+def nothing_through_retape() -> rd.GradCheck:
+    return mean_check("nothing here")
+
+
+def nothing_through_retape_and_no_self_test() -> rd.GradCheck:
+    return mean_check("nothing here", self_test=False)
+
+
 FACTORIES: list[Callable[[], rd.GradCheck]] = [
     *(right, too_small, square, other_pool_in_a_square, other_pool, mean_of_microbatches),
     *(reseeded, not_the_same, every_replica, forgetful, coarse),
+    *(none_on_one_rank, another_call_in_a_mutant, raises_in_a_mutant),
+    *(nothing_through_retape, nothing_through_retape_and_no_self_test),
 ]
 
 

@@ -313,6 +313,18 @@ def test_microbatches_are_ragged_cuts_of_a_ranks_rows():
     assert seen[0] == (3, [(2, 3), (3, 6), (6, 11)])
 
 
+def test_microbatches_that_a_step_does_not_ask_for_are_noted():
+    def cuts(case):
+        case.cut((0, 4))
+        return gradient(case)
+
+    said = "microbatches is 3, and no rank has asked for them"
+    assert any(said in note for note in check_alone(microbatches=3).run().notes)
+    assert any(said in note for note in check_alone(reference=cuts, microbatches=3).run().notes)
+    for options in ({"distributed": cuts, "microbatches": 3}, {}):
+        assert "microbatches" not in check_alone(**options).run().explain()
+
+
 def test_exceptions_of_a_step_are_its_own():
     class Own(Exception):
         pass

@@ -53,7 +53,7 @@ def test_topologies_of_all_ones_of_all_sizes_and_of_both_directions_of_fan(repor
     report = reports["right"]
     given = {row["topology"] for row in report["rows"]}
     assert given == {"1, 1", "1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
-    missing = ("direction", "one rank in every", "are even in every")
+    missing = ("direction", "one rank in every", "are even in every", "microbatches")
     assert not any(text in note for text in missing for note in report["notes"])
 
 
@@ -88,6 +88,13 @@ def test_replicas_have_the_same_bits(reports):
     assert max(row["error"] for row in rows) < 1e-14
     assert all("replicas drift apart" in row["reason"] for row in rows)
     assert {row["topology"] for row in rows} == {"1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
+
+
+def test_a_replica_without_the_gradient_is_different(reports):
+    rows = wrong(reports["none_on_one_rank"])
+    assert {row["topology"] for row in rows} == {"4", "4, ragged"}
+    said = "rank 1 has none, and rank 0 has one: replicas drift apart"
+    assert {row["reason"] for row in rows} == {said}
 
 
 def test_a_clip_norm_counts_each_parameter_once(reports):
@@ -126,3 +133,25 @@ def test_every_mutant_is_noticed_by_its_predicted_ratio(reports):
         *("drop", "double", "on all ranks", "average", "local count", "times group"),
         *("other count", "every replica"),
     }
+
+
+@pytest.mark.parametrize("name", ["another_call_in_a_mutant", "raises_in_a_mutant"])
+def test_a_mutant_that_breaks_groups_ends_the_self_test(reports, name):
+    """Where groups are broken each of the others would raise, whatever it broke."""
+    report = reports[name]
+    assert report["kind"] == "vacuous", report["text"]
+    test = report["self_test"]["rows"]
+    assert [row["mutation"] for row in test] == ["drop", "double"]
+    assert "raised: " in test[1]["reason"]
+    (reason,) = report["vacuous"]
+    assert "mutants left: a rank raised, and since then the step itself raises or differs" in reason
+
+
+def test_where_nothing_goes_through_retape_only_who_goes_without_a_self_test_has_a_proof(reports):
+    report = reports["nothing_through_retape"]
+    assert report["kind"] == "vacuous"
+    assert max(row["error"] for row in report["rows"]) < 1e-14
+    (reason,) = report["vacuous"]
+    assert "nothing was summed through retape::dist" in reason
+    assert "Fix: SumHook under DDP, SumReducer elsewhere, or --no-self-test" in reason
+    assert reports["nothing_through_retape_and_no_self_test"]["kind"] == "equal"

@@ -16,24 +16,29 @@
 //   each term alone, and all    against the term's own largest gradient: in the sum of all terms a small
 //                               one hides. One that is zero where it was declared live, or in the sum is
 //                               smaller than what the comparison allows, is vacuous: reported, not passed
-//   replicas                    the same bits on every rank that holds a tensor
+//   replicas                    the same bits on every rank that holds a tensor; none on one of them is not
+//                               the same, unless all have zeros
 //   norms                       as clipping computed them
 //   parameters                  how far `steps` of the optimizer have moved them. Where rounding hides even
 //                               that a parameter stood still, it is vacuous
 //   float64 first               to 1e-12, with a full-precision wire; then `dtypes`, to what their
 //                               rounding allows
 //   ragged shards               even ones hide a mean of means. A variant is added in which every pool is
-//                               ragged that is not in any topology; `microbatches` are ragged always
+//                               ragged that is not in any topology; `microbatches` are ragged always, and
+//                               that no rank asks for them is noted
 //
 // A factor alpha that fits, with little left over, is a wrong scale, and group sizes that make it are
-// guessed; at equal sizes several do, so some topology must have all sizes different. Others are not added,
-// for a step needs groups of its own for each: that none has one rank in every pool, or that rows go from
-// many ranks to few and never from few to many, is noted. What is left over
-// (residual) is no scale: a function of a local sum, other random numbers (row_random.h), a mean of means.
+// guessed; at equal sizes several do, so some topology must have all sizes different. Rows must go from many
+// ranks to few and from few to many, between pools without a common rank, and some topology must have one rank
+// in every pool; where one pool has all ranks, that there is none is a note. None of these is added, for a
+// step needs groups of its own for each: without them the verdict is vacuous. What is left over (residual) is
+// no scale: a function of a local sum, other random numbers (row_random.h), a mean of means.
 //
 // Last, a self-test: every place where a rank's number enters a sum (contribution.h) is broken in every
-// way, and each must come out different. A mutant that survives makes the verdict vacuous. One that comes
-// out by another ratio than predicted is named, and no more: a gradient may have other parts, too.
+// way, and each must come out different. A mutant that survives makes the verdict vacuous, as does a step
+// that sums nothing through retape::dist, and one that a mutant has raised in and that then no longer comes out
+// as before (groups are broken). One that comes out by another ratio than predicted is named, and no more: a
+// gradient may have other parts, too.
 //
 // Vacuous is not a failure of the step; it says that nothing was proved. It cannot see what both functions
 // get wrong alike, races, or configurations that were not given.

@@ -52,7 +52,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class Outcome:
-    """What a step has come to. The reference has all tensors, a rank those that it holds."""
+    """What a step has come to. The reference has all tensors, a rank those that it holds.
+
+    A rank leaves out the names of what it does not hold: None, where another rank has a gradient, is a
+    replica without it."""
 
     gradients: Tensors  # after every reduction, before clipping
     # After `case.steps`; the reference's also after 0: as they begin.
@@ -141,10 +144,12 @@ class GradCheck:
     terms: of the loss: names with coefficients, or a list of `Term`. A step computes those of `case.terms`
         that are not 0. Each is checked alone, and all together.
     topologies: by name. A step runs on the ranks of one alone, so that with several it needs a group for
-        each. With `rows` in their place: data parallelism over all ranks, one pool "ranks".
+        each. Of several pools one must have one rank in each, and of each two either must be larger in one.
+        With `rows` in their place: data parallelism over all ranks, one pool "ranks".
     dtypes: of production, after float64, which decides. wire: dtype in which production sends.
     steps: of the optimizer, after which it is compared how far parameters have moved.
-    microbatches: for a step that accumulates; `case.cut(rows)` gives them, of very different sizes.
+    microbatches: for a step that accumulates; `case.cut(rows)` gives them, of very different sizes. That no
+        rank asks for them is noted.
     ragged: add a topology whose ranks have very different numbers of rows.
     self_test: break every contribution to every sum, one at a time, and see whether it is noticed.
     tolerance: by dtype, in place of the derived ones. may_be_dead: parameters that have no gradient.
@@ -261,6 +266,15 @@ def _parts_of(step: Step, which: str) -> Callable[[Case], tuple[Any, Any, Any]]:
                 f"{type(found).__name__}. Fix: return retape.dist.gradients_of(model)."
             )
         norms = {name: float(norm) for name, norm in found.norms.items()}
-        return dict(found.gradients), dict(found.parameters), norms
+        return _named(found.gradients, which), _named(found.parameters, which), norms
 
     return run
+
+
+def _named(tensors: Tensors, which: str) -> dict[str, torch.Tensor | None]:
+    """What is None in the reference is frozen. A rank's is told: another may have numbers there."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor is not None or which == "distributed"
+    }

@@ -19,7 +19,9 @@ GradCheckOptions three_pool_options() {
       {"stoch", coefficients.at("stoch"), {"*"}, true},
       {"ppgd", coefficients.at("ppgd"), {"*"}, true}};
   options.topologies = {
-      {"1,1x2,1", three_pool::make_topology({1, 1, 2, 1})}, {"6,3x1,2", three_pool::make_topology({6, 3, 1, 2})}};
+      {"1,1x2,1", three_pool::make_topology({1, 1, 2, 1})},
+      {"6,3x1,2", three_pool::make_topology({6, 3, 1, 2})},
+      {"2,4x1,5", three_pool::make_topology({2, 4, 1, 5})}};
   options.wire = at::kBFloat16;
   options.steps = 2;
   options.seed = 7;
@@ -40,6 +42,7 @@ TEST(ThreePoolGradCheck, IsEqualAndEveryMutantIsKilledWithItsPredictedRatio) {
     if (world.rank() > 0) {
       return;
     }
+    RANK_EXPECT_EQ(report.mutated, "6,3x1,2");
     RANK_EXPECT(report.mutants.size() >= 100);
     RANK_EXPECT_EQ(report.killed(), static_cast<int>(report.mutants.size()));
     for (const auto& mutant : report.mutants) {
@@ -57,7 +60,10 @@ TEST(ThreePoolGradCheck, TermsTooSmallToBeSeenAreVacuousAndNotPassed) {
     for (size_t i = 0; i < options.terms.size(); ++i) {
       options.terms[i].coefficient = coefficients[i];
     }
-    options.topologies = {{"3,2x1,1", three_pool::make_topology({3, 2, 1, 1})}};
+    options.topologies = {
+        {"1,1x1,1", three_pool::make_topology({1, 1, 1, 1})},
+        {"3,2x1,1", three_pool::make_topology({3, 2, 1, 1})},
+        {"1,2x1,3", three_pool::make_topology({1, 2, 1, 3})}};
     options.wire.reset();
     options.steps = 0;
     options.ragged = false;
@@ -74,6 +80,7 @@ TEST(ThreePoolGradCheck, TermsTooSmallToBeSeenAreVacuousAndNotPassed) {
     };
     const auto right = check(1);
     RANK_EXPECT_EQ(right.exit_code(), 6);
+    RANK_EXPECT(right.vacuous.empty());  // it is for the rows
     for (const auto& row : right.rows) {
       if (row.what != "gradient") {
         continue;

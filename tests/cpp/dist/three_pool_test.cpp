@@ -75,6 +75,30 @@ double largest_error(const std::map<std::string, Tensor>& found, const std::map<
   return worst;
 }
 
+// What a rank does not have is not compared: all that one process has, some rank must have.
+template <typename Value>
+void expect_held(
+    const World& world, const std::map<std::string, Value>& found, const std::map<std::string, Value>& expected) {
+  std::vector<int64_t> here;
+  for (const auto& [name, value] : expected) {
+    here.push_back(static_cast<int64_t>(found.count(name)));
+  }
+  auto ranks = at::zeros({static_cast<int64_t>(here.size())}, at::kLong);
+  for (const auto& there : world.all().gather("held", at::tensor(here, at::kLong))) {
+    ranks += there;
+  }
+  int64_t next = 0;
+  for (const auto& [name, value] : expected) {
+    EXPECT_GT(ranks[next++].item<int64_t>(), 0) << "no rank has " << name;
+  }
+}
+
+double largest_error(
+    const World& world, const std::map<std::string, Tensor>& found, const std::map<std::string, Tensor>& expected) {
+  expect_held(world, found, expected);
+  return largest_error(found, expected);
+}
+
 // The largest of what ranks have; on all of them.
 double over_ranks(const World& world, const std::string& name, double here) {
   double largest = 0;
@@ -121,7 +145,8 @@ void expect_equal_replicas(const World& world, const Case& run, const std::map<s
   }
 }
 
-void expect_norms(const Outcome& found, const Outcome& expected, double bound) {
+void expect_norms(const World& world, const Outcome& found, const Outcome& expected, double bound) {
+  expect_held(world, found.norms, expected.norms);
   for (const auto& [name, norm] : found.norms) {
     EXPECT_GT(norm, 0) << name;
     EXPECT_NEAR(norm / expected.norms.at(name), 1, bound) << name;
@@ -135,10 +160,10 @@ void expect_gradients(const World& world, PoolSizes sizes, int64_t rows = 24) {
     const auto expected = reference(run);
     const auto what = (term.empty() ? "all terms" : term + " alone") + ", " + std::to_string(rows) + " rows";
     expect_at_most(
-        world, sizes, "float64, " + what, largest_error(found.gradients, expected.gradients), 1e-14);
+        world, sizes, "float64, " + what, largest_error(world, found.gradients, expected.gradients), 1e-14);
     expect_equal_replicas(world, run, found.gradients);
     if (term.empty()) {
-      expect_norms(found, expected, 1e-14);
+      expect_norms(world, found, expected, 1e-14);
     }
   }
 }
@@ -149,13 +174,14 @@ void expect_parameters_after_four_steps(const World& world) {
   run.steps = 4;
   const auto found = distributed(run, world);
   const auto expected = reference(run);
+  expect_held(world, found.parameters, expected.parameters);
   double worst = 0;
   for (const auto& [name, parameter] : found.parameters) {
     worst = std::max(worst, (parameter - expected.parameters.at(name)).abs().max().item<double>());
   }
   expect_at_most(world, kTen, "float64, parameters after 4 steps, absolute", worst, 1e-15);
   expect_equal_replicas(world, run, found.parameters);
-  expect_norms(found, expected, 1e-13);
+  expect_norms(world, found, expected, 1e-13);
   const bool owns = world.rank() < 8;  // ppgd owns none
   EXPECT_EQ(!found.parameters.empty(), owns);
   EXPECT_EQ(largest_error(found.gradients, first.gradients) > 1e-3, owns);  // they have moved
@@ -188,7 +214,7 @@ void expect_float32_of_seeds(const World& world, PoolSizes sizes) {
     const auto found = distributed(run, world), one = reference(run);
     run.dtype = at::kDouble;
     const auto exact = reference(run);
-    apart = std::max(apart, over_ranks(world, "apart", largest_error(found.gradients, one.gradients)));
+    apart = std::max(apart, over_ranks(world, "apart", largest_error(world, found.gradients, one.gradients)));
     ranks_off = std::max(ranks_off, over_ranks(world, "ranks", largest_error(found.gradients, exact.gradients)));
     one_off = std::max(one_off, largest_error(one.gradients, exact.gradients));
   }
@@ -204,7 +230,7 @@ void expect_float32(const World& world, PoolSizes sizes) {
   run.dtype = at::kFloat;
   const auto found = distributed(run, world);
   const auto expected = reference(run);
-  expect_at_most(world, sizes, "float32, all terms", largest_error(found.gradients, expected.gradients), 4e-7);
+  expect_at_most(world, sizes, "float32, all terms", largest_error(world, found.gradients, expected.gradients), 4e-7);
   double mean = 0;
   for (const auto& [name, gradient] : found.gradients) {
     mean += fit(gradient, expected.gradients.at(name)).alpha / static_cast<double>(found.gradients.size());
@@ -212,7 +238,7 @@ void expect_float32(const World& world, PoolSizes sizes) {
   const double off = found.gradients.empty() ? 0 : std::abs(mean - 1);
   expect_at_most(world, sizes, "float32, mean ratio less one", off, 5e-7);
   expect_equal_replicas(world, run, found.gradients);
-  expect_norms(found, expected, 1e-6);
+  expect_norms(world, found, expected, 1e-6);
 }
 
 // bfloat16 has 8 bits: to round is to be wrong by up to 2^-8. On its way a gradient is rounded once, and
@@ -225,7 +251,7 @@ void expect_bfloat16_wire(const World& world) {
   run.dtype = at::kFloat;
   run.wire = at::kBFloat16;
   const auto found = distributed(run, world);
-  const double here = largest_error(found.gradients, reference(run).gradients);
+  const double here = largest_error(world, found.gradients, reference(run).gradients);
   show(world, kTen, "float32, bfloat16 wire, derived tolerance", tolerance);
   expect_at_most(world, kTen, "float32, bfloat16 wire, all terms", here, tolerance);
   EXPECT_GT(over_ranks(world, "it was used", here), 1e-5);
@@ -363,7 +389,7 @@ void expect_hidden(const World& world, PoolSizes sizes, const State& state) {
   const auto run = make_case(sizes);
   const auto expected = reference(run);
   const Watch watch(breaks_of(state, run, world.rank()));
-  const double here = largest_error(distributed(run, world).gradients, expected.gradients);
+  const double here = largest_error(world, distributed(run, world).gradients, expected.gradients);
   expect_at_most(world, sizes, state.name + ", all terms", here, 1e-14);
 }
 

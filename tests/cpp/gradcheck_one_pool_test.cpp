@@ -1,0 +1,179 @@
+// GradCheck with the ranks of one pool, who all have one tensor: what each must call and bring, and when the
+// self-test shows something.
+#include "dist/ranks.h"
+
+#include <retape/dist/gradcheck.h>
+#include <retape/dist/row_random.h>
+
+namespace retape::dist {
+namespace {
+
+using testing::contains;
+using testing::expect_ranks;
+using torch::Tensor;
+
+constexpr int64_t kRows = 12;
+
+Tensor data(const Case& c, RowRange rows) {
+  return row_uniform(c.seed, "data", rows, {4}, c.dtype);
+}
+
+Outcome mean(const Case& c) {
+  return {{{"x", c.terms.at("fit") * data(c, {0, kRows}).mean(0)}}, {}, {}};
+}
+
+GradCheckOptions mean_options(std::vector<int> members) {
+  GradCheckOptions given;
+  given.terms = {{"fit"}};
+  given.topologies = {{"pool", Topology(kRows, {{"ranks", std::move(members)}})}};
+  given.dtypes.clear();
+  given.ragged = false;
+  given.mutations = false;
+  return given;
+}
+
+// The mean by ranks. `counted` is called with the number of rows, before the sum.
+class MeanByRanks {
+ public:
+  MeanByRanks(const Group& group, std::function<void(int64_t)> counted)
+      : group_(group), counted_(std::move(counted)) {}
+
+  Outcome operator()(const Case& c) const {
+    const auto rows = c.topology.pool("ranks").shards[group_.index()];
+    const auto count = count_global("rows", rows.size(), group_);
+    counted_(count.value());
+    const auto part = (c.terms.at("fit") * normalize(data(c, rows).sum(0), count).value()).contiguous();
+    SumReducer reducer(group_);
+    reducer.add("x", Partial(part));
+    reducer.reduce();
+    return {{{"x", part}}, {}, {}};
+  }
+
+ private:
+  const Group& group_;
+  std::function<void(int64_t)> counted_;
+};
+
+TEST(GradCheckOnePool, AMutantThatRaisesIsNoticedAndTheOthersFollow) {
+  expect_ranks(2, [](World& world) {
+    auto given = mean_options({0, 1});
+    given.mutations = true;
+    const auto group = world.group("ranks", {0, 1});
+    const auto count_is_known = [](int64_t rows) {
+      if (rows > kRows) {
+        throw std::out_of_range("too many rows");
+      }
+    };
+    const auto report = GradCheck(world.all(), mean, MeanByRanks(group, count_is_known), given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 0);
+    if (world.rank() == 0) {
+      RANK_EXPECT_EQ(report.mutants.size(), 8u);
+      RANK_EXPECT_EQ(report.killed(), 8);
+      RANK_EXPECT_EQ(report.mutants[1].reason, "rank 0 raised: too many rows");
+    }
+  });
+}
+
+TEST(GradCheckOnePool, AMutantThatBreaksGroupsEndsTheSelfTest) {
+  expect_ranks(2, [](World& world) {
+    auto given = mean_options({0, 1});
+    given.mutations = true;
+    const auto group = world.group("ranks", {0, 1});
+    const auto another_call = [&](int64_t rows) {
+      if (rows > kRows && world.rank() == 1) {
+        group.sum("another", torch::ones({2}));
+      }
+    };
+    const auto report = GradCheck(world.all(), mean, MeanByRanks(group, another_call), given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 6);
+    if (world.rank() == 0) {
+      RANK_EXPECT_EQ(report.mutants.size(), 2u);
+      RANK_EXPECT_TEXT(report.text(), "the self-test ended with 6 mutants left: a rank raised");
+    }
+  });
+}
+
+TEST(GradCheckOnePool, AReplicaWithoutTheGradientIsDifferent) {
+  expect_ranks(3, [](World& world) {
+    const auto given = mean_options({0, 1, 2});
+    const auto held_by = [&](int rank) {
+      return [&world, rank](const Case& c) {
+        return world.rank() == rank ? mean(c) : Outcome{{{"x", Tensor()}}, {}, {}};
+      };
+    };
+    for (const int rank : {0, 1}) {
+      const auto report = GradCheck(world.all(), mean, held_by(rank), given).run();
+      RANK_EXPECT_EQ(report.exit_code(), 1);
+      if (world.rank() == 0) {
+        RANK_EXPECT_EQ(report.rows.size(), 1u);
+        RANK_EXPECT_EQ(
+            report.rows[0].reason,
+            rank == 0 ? "ranks 1, 2 have none, and rank 0 has one: replicas drift apart"
+                      : "ranks 0, 2 have none, and rank 1 has one: replicas drift apart");
+      }
+    }
+  });
+}
+
+TEST(GradCheckOnePool, NoneBesideZerosAndNamesThatARankLeavesOutAreEqual) {
+  expect_ranks(2, [](World& world) {
+    auto given = mean_options({0, 1});
+    given.may_be_dead = {"dead"};
+    const auto zeros = [](Outcome outcome) {
+      outcome.gradients["dead"] = torch::zeros({2}, torch::kDouble);
+      return outcome;
+    };
+    const auto some = [&](const Case& c) {
+      return world.rank() == 0 ? zeros(mean(c)) : Outcome{{{"dead", Tensor()}}, {}, {}};
+    };
+    const auto report = GradCheck(world.all(), [&](const Case& c) { return zeros(mean(c)); }, some, given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 0);
+  });
+}
+
+TEST(GradCheckOnePool, RanksOutsideATopologyAreNotCalled) {
+  expect_ranks(3, [](World& world) {
+    const auto step = [&](const Case& c) {
+      RANK_EXPECT(world.rank() != 1);
+      return mean(c);
+    };
+    RANK_EXPECT_EQ(GradCheck(world.all(), mean, step, mean_options({0, 2})).run().exit_code(), 0);
+  });
+}
+
+TEST(GradCheckOnePool, MicrobatchesThatNoRankAsksForAreNoted) {
+  expect_ranks(2, [](World& world) {
+    auto given = mean_options({0, 1});
+    given.microbatches = 3;
+    const auto asked_by = [&](int rank) {
+      return [&world, rank](const Case& c) {
+        if (world.rank() == rank) {
+          c.cut({0, kRows});
+        }
+        return mean(c);
+      };
+    };
+    for (const int rank : {0, 1, 2}) {  // the last is nobody
+      const auto report = GradCheck(world.all(), mean, asked_by(rank), given).run();
+      RANK_EXPECT_EQ(report.exit_code(), 0);
+      const bool noted = contains(report.text(), "microbatches is 3, and no rank has asked for them");
+      RANK_EXPECT(world.rank() != 0 || noted == (rank == 2));
+    }
+  });
+}
+
+TEST(GradCheckOnePool, WhereNothingIsSummedHereTheSelfTestProvesNothing) {
+  expect_ranks(2, [](World& world) {
+    auto given = mean_options({0, 1});
+    RANK_EXPECT_EQ(GradCheck(world.all(), mean, mean, given).run().exit_code(), 0);
+    given.mutations = true;
+    const auto report = GradCheck(world.all(), mean, mean, given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 6);
+    if (world.rank() == 0) {
+      RANK_EXPECT_TEXT(report.text(), "vacuous: nothing was summed through retape::dist", "Fix: SumHook", "--no-self-test");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace retape::dist
