@@ -88,13 +88,19 @@ def environment() -> dict[str, Any]:
 
 
 def artefact(
-    verb: str, arguments: dict[str, Any], result: dict[str, Any], code: int, command: str = ""
+    verb: str,
+    arguments: dict[str, Any],
+    result: dict[str, Any],
+    code: int,
+    command: str = "",
+    facts: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """`facts` are of this machine, now, unless given."""
     return {
         "format": FORMAT,
         "verb": verb,
         "command": command,
-        "environment": environment(),
+        "environment": environment() if facts is None else facts,
         "arguments": {name: without_folder(value) for name, value in arguments.items()},
         "result": result,
         "exit_code": int(code),
@@ -102,13 +108,17 @@ def artefact(
 
 
 def prepare(path: str) -> None:
-    """OSError now, not after minutes of work, where `path` cannot be written."""
+    """OSError now, not after minutes of work, where `path` cannot be written. No file is left by it:
+    what is refused for another reason would leave an empty one."""
     if path == "-":
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not target.exists()
     with target.open("a", encoding="utf-8"):
         pass
+    if is_new:
+        target.resolve().unlink()  # what a dangling link points to, not the link
 
 
 def _on_one_line(row: re.Match[str]) -> str:

@@ -85,6 +85,12 @@ def format_spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} ± {(high - low) / 2:.{digits}f}"
 
 
+def first_line(error: BaseException) -> str:
+    """Of its message; of what raises without one, its kind."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
 # Control characters, halves of surrogate pairs, and what turns the direction of writing around.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

@@ -5,9 +5,10 @@ A verb is one line in VERBS and one module with two functions:
     add_arguments(parser)              # its options
     run(args, console) -> (code, result)   # does the work, prints, returns what goes in the JSON
 
-`args.command_line` is what was typed, for reports; `args.save(code, result)` writes the artefact of what
-is done so far, for work that may be killed. Everything else (help, examples, spelling, exit
-codes, the artefact) is done here, once.
+`args.command_line` is what was typed and `args.environment()` where, for reports; a verb that shows an old
+run puts that run's in their place. `args.save(code, result)` writes the artefact of what is done so far,
+for work that may be killed. Everything else (help, examples, spelling, exit codes, the artefact) is done
+here, once.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ def _completed(words: list[str]) -> list[str]:
 
 
 def _recorded(args: argparse.Namespace) -> dict[str, Any]:
-    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line", "save"}
+    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line", "environment", "save"}
     return {name: value for name, value in vars(args).items() if name not in plumbing}
 
 
@@ -264,6 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from retape import _artefact
 
     args.command_line = _artefact.command_line(words)
+    args.environment = _artefact.environment
     try:
         _artefact.prepare(args.json)
     except OSError as error:
@@ -272,7 +274,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def save(code: Exit, result: dict[str, Any]) -> None:
         nonlocal saved
-        made = _artefact.artefact(verb.name, _recorded(args), result, code, args.command_line)
+        made = _artefact.artefact(
+            verb.name, _recorded(args), result, code, args.command_line, args.environment()
+        )
         _artefact.write(args.json, made)
         saved = True
 

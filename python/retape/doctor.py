@@ -16,7 +16,7 @@ import torch
 import retape
 from retape import _C, _artefact
 from retape._bits import same_bits
-from retape._text import Exit
+from retape._text import Exit, first_line
 from retape.cli import cmake_dir
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def gloo() -> Check:
         group = distributed.ProcessGroupGloo(distributed.HashStore(), 0, 1, limit)
         group.allreduce([torch.ones(1)]).wait()
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        return Check("gloo", first, Exit.RANK, "GLOO_SOCKET_IFNAME=lo, if ranks are on one machine")
+        fix = "GLOO_SOCKET_IFNAME=lo, if ranks are on one machine"
+        return Check("gloo", first_line(error), Exit.RANK, fix)
     return Check("gloo", "one rank reduced")
 
 

@@ -117,8 +117,9 @@ def test_what_failed_before_or_is_skipped_now_is_none():
     measured = run_of(row("retape full", "retape", 100, 0.13))
     failed = run_of(Row("retape full", "retape", "block", error="RuntimeError: no"))
     skipped = run_of(Row("retape full", "retape", "block", skipped="not asked for"))
-    assert compared(failed, measured).exit_code() is Exit.OK
-    found = compared(measured, skipped)
+    peak = [Rule("peak", 0.01)]  # plain's is there
+    assert compared(failed, measured, peak).exit_code() is Exit.OK
+    found = compared(measured, skipped, peak)
     assert found.exit_code() is Exit.OK
     assert any("skipped: not asked for" in text for text in found.warnings)
 
@@ -150,6 +151,53 @@ def test_nothing_in_common_proves_nothing():
     assert "swiglu, 8 layers, float32: not in the new run" in text
     assert "attention, 8 layers, float32: not in the old run" in text
     assert "nothing was compared" in text
+
+
+def test_a_row_that_is_gone_is_told():
+    full, peer = row("retape full", "retape", 100, 0.13), row("selective", "torch", 120, 0.14)
+    inner = row("selective", "torch", 130, 0.14, around="inner")
+    failed = Row("reentrant", "torch", "block", error="RuntimeError: no")
+    found = compared(run_of(full, peer, inner, failed), run_of(full))
+    told = [text for text in found.warnings if "not in the new run" in text]
+    assert told == [
+        "swiglu, 8 layers, float32: not in the new run: selective, block; selective, inner"
+    ]
+    assert found.exit_code() is Exit.OK
+    assert compared(run_of(full), run_of(full)).warnings == []
+
+
+def without_times(name: str, family: str) -> Row:
+    return row(name, family, 100, 0.13, forward=None, backward=None, total=None, ratio=None)
+
+
+@pytest.mark.parametrize(
+    ("rules", "unjudged"),
+    [
+        (["peak:1%"], []),
+        (["peak:1%", "time:10%"], ["time"]),
+        (["time:10%", "total:5%"], ["time", "total"]),
+    ],
+)
+def test_a_rule_that_judged_no_row_proves_nothing_and_says_so(rules, unjudged):
+    run = bench_runs.run(
+        bench_runs.subject(rows=[without_times("plain", "plain"), without_times("retape full", "retape")])
+    )
+    found = compared(run, run, parse_rules(rules))
+    assert found.exit_code() is (Exit.VACUOUS if unjudged else Exit.OK)
+    told = [text for text in found.warnings if "judged no row" in text]
+    assert [text.split(":")[0] for text in told] == unjudged
+
+
+def test_time_of_plain_alone_is_beside_nothing():
+    found = compared(run_of(), run_of())
+    assert found.exit_code() is Exit.VACUOUS
+    assert any(text.startswith("time:10% judged no row") for text in found.warnings)
+
+
+def test_a_regression_is_worse_than_a_rule_that_judged_nothing():
+    old, new = run_of(), run_of()
+    new.subjects[0].rows[0].peak *= 2
+    assert compared(old, new).exit_code() is Exit.REGRESSION
 
 
 def test_a_method_is_matched_with_what_it_is_around():

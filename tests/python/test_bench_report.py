@@ -532,6 +532,18 @@ def test_report_shows_an_artefact_again_in_every_format(tmp_path, monkeypatch, c
     assert json.loads(Path("build/report.json").read_text())["result"]["subjects"][0]["name"] == "swiglu"
 
 
+def test_the_artefact_of_a_report_has_the_machine_and_the_command_of_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = saved_run(tmp_path / "run.json", bench_runs.run(), environment=ENVIRONMENT)
+    assert cli.main(["report", path]) == 0
+    left = json.loads(Path("build/report.json").read_text())
+    assert left["environment"] == ENVIRONMENT
+    assert (left["verb"], left["command"]) == ("report", "retape bench blocks")
+    assert cli.main(["report", "build/report.json", "--markdown", "again.md"]) == 0
+    again = Path("again.md").read_text()
+    assert "Some CPU" in again and "`retape bench blocks`" in again
+
+
 def test_nobodys_bits_are_called_better_than_they_are():
     assert cells.TONES[BITWISE] == "good"
     assert cells.TONES[DIFFERENT] == "bad"

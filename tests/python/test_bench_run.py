@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from retape import cli
-from retape.bench import measure, run
+from retape.bench import measure, run, timing
 from retape.bench.methods import METHODS
 
 TINY = "--d-model 32 --d-ff 64 --sequence 16 --layers 2 --rounds 1".split()
@@ -139,9 +142,10 @@ def test_every_step_that_takes_time_is_announced_before_it_runs(capsys, monkeypa
     monkeypatch.setattr(run, "progress", watch)
     bench(*TINY, *ONE, "--method", "retape full", *words)
     *parts, total = told
-    assert len(parts) == total == (2 if words else 6)  # memory and gradients; warm-up, one round
+    assert len(parts) == total == (4 if words else 8)  # memory and gradients; warm-up, one round; timelines
     assert parts[:2] == ["silu_up, 2 layers, float32: plain", "silu_up, 2 layers, float32: retape full"]
     assert words or parts[2:4] == [part.replace(": ", ": time of ") for part in parts[:2]]
+    assert parts[-2:] == [part.replace(": ", ": timeline of ") for part in parts[:2]]
 
 
 def test_options_that_would_do_nothing_are_refused(capsys):
@@ -184,13 +188,155 @@ def test_bad_words_are_refused_with_the_right_spelling(capsys):
     assert "Did you mean --quick?" in refused(capsys, "--quik")
 
 
-def test_a_peer_that_fails_is_a_row(capsys, monkeypatch):
-    def broken(layers, x):
-        raise RuntimeError("not today")
+@pytest.mark.parametrize(
+    "words", [("--subject", "swigly"), ("--rounds", "0"), ("--fail", "peak:1%"), ("--html", "-")]
+)
+def test_what_is_refused_leaves_no_file_and_an_old_one_as_it_was(capsys, words):
+    refused(capsys, *words, "--json", "new.json", "--csv", "new.csv")
+    assert list(Path().iterdir()) == []
+    Path("old.json").write_text("{}")
+    refused(capsys, *words, "--json", "old.json")
+    assert Path("old.json").read_text() == "{}"
 
-    failing = METHODS["selective"].__class__("selective", "torch", "block", broken)
-    monkeypatch.setitem(METHODS, "selective", failing)
-    code, result = bench(*TINY, "--subject", "up_proj", "--dtype", "float32", "--method", "selective")
+
+@pytest.mark.parametrize("option", ["--memory-only", "--no-time"])
+def test_to_judge_times_that_are_not_taken_is_refused(capsys, option):
+    told = refused(capsys, *TINY, *ONE, "--judge", option)
+    assert f"--judge is of times, and {option} takes none" in told
+
+
+FAILING = (*TINY, "--subject", "up_proj", "--dtype", "float32", "--method", "selective")
+
+
+def selective_that_fails(monkeypatch, error: Exception, after: int = 0) -> None:
+    """From its call number `after` on."""
+    works, calls = METHODS["selective"].apply, itertools.count()
+
+    def apply(layers, x):
+        if next(calls) >= after:
+            raise error
+        return works(layers, x)
+
+    monkeypatch.setitem(METHODS, "selective", replace(METHODS["selective"], apply=apply))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("not today"), "RuntimeError: not today"),
+        (RuntimeError("\nnot today\nnor tomorrow"), "RuntimeError: not today"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_peer_that_fails_is_a_row(capsys, monkeypatch, error, told):
+    selective_that_fails(monkeypatch, error)
+    code, result = bench(*FAILING)
     assert code == 0
     row = result["subjects"][0]["rows"][1]
-    assert (row["method"], row["error"], row["total"]) == ("selective", "RuntimeError: not today", None)
+    assert (row["method"], row["error"], row["total"]) == ("selective", told, None)
+
+
+@pytest.mark.parametrize("calls", [2, 3], ids=["warm-up", "a round"])
+def test_a_peer_that_fails_while_it_is_timed_is_a_row_and_others_go_on(capsys, monkeypatch, calls):
+    selective_that_fails(monkeypatch, RuntimeError("not twice"), after=calls)
+    code, result = bench(*FAILING, "--method", "retape full")
+    assert code == 0
+    plain, peer, full = result["subjects"][0]["rows"]
+    assert (peer["error"], peer["total"], peer["equal"]) == ("RuntimeError: not twice", None, "bitwise")
+    assert all(row["total"] and row["ratio"] and not row["error"] for row in (plain, full))
+    assert "selective: failed: RuntimeError: not twice" in capsys.readouterr().out
+
+
+def test_a_peer_whose_timeline_fails_is_a_row_and_others_have_theirs(capsys, monkeypatch):
+    monkeypatch.setattr(run, "TIMELINES", ("plain", "selective", "retape full"))
+    selective_that_fails(monkeypatch, RuntimeError("not named"), after=2)
+    code, result = bench(*FAILING, "--method", "retape full", "--no-time")
+    assert code == 0
+    (subject,) = result["subjects"]
+    assert subject["rows"][1]["error"] == "RuntimeError: not named"
+    assert [timeline["method"] for timeline in subject["timelines"]] == ["plain", "retape full"]
+
+
+def test_retape_that_fails_while_it_is_timed_breaks_its_promise(capsys, monkeypatch):
+    selective_that_fails(monkeypatch, RuntimeError("not twice"), after=2)
+    monkeypatch.setitem(METHODS, "selective", replace(METHODS["selective"], family="retape"))
+    assert bench(*FAILING)[0] == 1
+
+
+def test_what_is_compiled_in_the_warm_up_is_compiled_for_the_threads_that_are_timed(capsys, monkeypatch):
+    works, seen = METHODS["selective"].apply, []
+
+    def apply(layers, x):
+        seen.append(torch.get_num_threads())
+        return works(layers, x)
+
+    monkeypatch.setitem(METHODS, "selective", replace(METHODS["selective"], apply=apply))
+    with timing.threads(2):
+        bench(*FAILING)
+    assert seen == [2, 2, 1, 1]  # gradients, memory; warm-up, one round
+
+
+@pytest.mark.parametrize(("words", "is_timed"), [((), True), (("--no-time",), False)])
+def test_how_many_threads_were_timed_is_a_fact_of_the_run_and_not_of_the_process(capsys, words, is_timed):
+    with timing.threads(2):
+        bench(*TINY, *ONE, "--method", "plain", *words, "--markdown", "a.md")
+    facts = json.loads(Path("out.json").read_text())["environment"]
+    assert facts["threads"] == 2
+    assert facts.get("timed_with") == ("1 thread" if is_timed else None)
+    assert ("| timed with | 1 thread |" in Path("a.md").read_text()) is is_timed
+
+
+EIGHT = (*"--d-model 32 --d-ff 64 --sequence 16 --layers 8 --no-time".split(), "--subject", "swiglu")
+
+
+def test_equal_gradients_that_are_all_zero_prove_nothing(capsys, monkeypatch):
+    """With torch's own initialisation, those of eight swiglu layers are."""
+    task = run.block_task
+    monkeypatch.setattr(run, "block_task", lambda name, size, scaled: task(name, size, scaled=False))
+    code, result = bench(*EIGHT, "--dtype", "float32", "--method", "retape full")
+    assert code == 6
+    assert [row["equal"] for row in result["subjects"][0]["rows"]] == ["all zero", "all zero"]
+    (told,) = result["warnings"]
+    assert told.startswith("swiglu, 8 layers, float32: every gradient is zero, plain's too")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "proves nothing" in told and "proves nothing" in out and "bitwise" not in out
+    assert cli.main(["report", "out.json"]) == 6
+
+
+@pytest.mark.parametrize("dtype", run.DTYPES)
+def test_gradients_of_eight_layers_of_the_bench_prove_something(capsys, dtype):
+    code, result = bench(*EIGHT, "--dtype", dtype, "--method", "retape full")
+    assert (code, result["warnings"]) == (0, [])
+    assert [row["equal"] for row in result["subjects"][0]["rows"]] == ["bitwise", "bitwise"]
+
+
+def time_sizes(*words: str, block: str = "fp32_softmax") -> dict[str, tuple[int, ...]]:
+    _, result = bench("--subject", block, "--layers", "1", "--method", "plain", "--no-time", *words)
+    names = ("d_model", "d_ff", "batch", "sequence")
+    return {
+        subject["time_size"]["dtype"]: tuple(subject["time_size"][name] for name in names)
+        for subject in result["subjects"]
+    }
+
+
+def test_bfloat16_is_timed_at_a_size_that_a_cpu_multiplies_in_seconds(capsys):
+    float32, bfloat16 = (512, 2048, 2, 512), (256, 512, 2, 64)
+    assert time_sizes() == {"float32": float32, "bfloat16": bfloat16}
+    assert time_sizes(block="fp32_cast") == {"float32": float32, "bfloat16": float32}  # its products are
+    quick = ("--quick", "--dtype", "float32", "--dtype", "bfloat16")
+    assert time_sizes(*quick) == {"float32": (256, 1024, 2, 256), "bfloat16": bfloat16}
+
+
+def test_sizes_for_times_can_be_chosen_apart_from_those_for_memory(capsys):
+    small = ("--dtype", "float32", "--d-model", "64", "--batch", "3")
+    assert time_sizes(*small) == {"float32": (64, 2048, 3, 512)}
+    own = ("--time-d-model", "96", "--time-batch", "1", "--time-sequence", "8")
+    assert time_sizes(*small, *own) == {"float32": (96, 2048, 1, 8)}
+
+
+def test_a_size_for_times_that_are_not_taken_is_refused(capsys):
+    assert "--time-batch 0: expected at least 1" in refused(capsys, "--time-batch", "0")
+    told = refused(capsys, "--memory-only", "--time-d-ff", "64")
+    assert "--time-d-ff is of times and gradients, and --memory-only takes none" in told
+    told = refused(capsys, "--subject", "tree_lstm", "--time-d-ff", "64")
+    assert "--time-d-ff is of blocks, and --subject names none of them" in told

@@ -194,7 +194,9 @@ def test_bench_overhead_fills_every_row_and_finds_identical_gradients(monkeypatc
     monkeypatch.setattr(overhead, "OPS", 20)
     monkeypatch.setattr(regions, "COUNT", 2)
     assert cli.main(["bench", "overhead", "--rounds", "2", "--warmup", "0"]) == 0
-    result = json.loads(Path("build/bench/overhead.json").read_text())["result"]
+    left = json.loads(Path("build/bench/overhead.json").read_text())
+    assert left["environment"]["timed_with"] == "1 thread"
+    result = left["result"]
     assert len(result["rows"]) == len(overhead.variants()) * len(overhead.WORKLOADS)
     assert all(row["gradients_identical"] for row in result["rows"])
     replayed = {(row["variant"], row["workload"]): row["ops_replayed"] for row in result["rows"]}

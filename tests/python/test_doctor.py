@@ -79,6 +79,15 @@ def test_a_torch_without_gloo_is_not_broken(monkeypatch):
     assert (check.code, check.symbol) == (Exit.OK, "–")
 
 
+def test_a_gloo_that_fails_without_a_word_is_told_by_its_kind(monkeypatch):
+    def fail(*_):
+        raise RuntimeError
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", fail)
+    check = doctor.gloo()
+    assert (check.code, check.found) == (Exit.RANK, "RuntimeError")
+
+
 def test_the_environment_names_who_multiplies_matrices_and_nobody_else():
     facts = _artefact.environment()
     assert facts["blas"].split()[0] in ("MKL", "OpenBLAS", "Accelerate", "generic")

@@ -38,6 +38,7 @@ class Block(nn.Module):
     """inner: what peers wrap. outer: the rest, with the block's input at hand."""
 
     title = ""
+    multiplies = ""  # the dtype of its products, where that is not the size's
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -63,6 +64,7 @@ class Block(nn.Module):
 
 class Fp32Cast(Block):
     title = "linear_fp32([x.float()]).to(dtype)"
+    multiplies = "float32"
 
     def __init__(self, size: Size) -> None:
         super().__init__(size)

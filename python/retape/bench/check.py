@@ -12,7 +12,15 @@ import torch
 import retape
 from retape._gpt import GPT, Size, Sums
 from retape._text import Exit, format_seconds, format_spread
-from retape.bench.timing import Phases, Times, interleave, noise_warnings, quiet_process, thread_ns
+from retape.bench.timing import (
+    Phases,
+    Times,
+    environment,
+    interleave,
+    noise_warnings,
+    quiet_process,
+    thread_ns,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +76,7 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     from rich.box import SIMPLE
     from rich.table import Table
 
+    args.environment = environment
     layers, rounds = (1, 3) if args.quick else (args.layers, args.rounds)
     measured = measure(layers, rounds)
     table = Table(title=f"A step of a GPT with {layers} layers, checked", box=SIMPLE)

@@ -58,6 +58,9 @@ class Rule:
     metric: str
     limit: float  # 0.01: may grow by 1 %
 
+    def __str__(self) -> str:
+        return f"{self.metric}:{self.limit * 100:g}%"
+
 
 SHOWN = (Rule("peak", 0.01), Rule("time", 0.10))  # where no rule was given
 
@@ -95,11 +98,16 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def unjudged(self) -> list[Rule]:
+        """Those that no row of both runs has a number for."""
+        judged = {change.metric for change in self.changes}
+        return [rule for rule in self.rules if rule.metric not in judged]
+
     def exit_code(self) -> Exit:
-        """What --fail ends with. Nothing compared is nothing proved."""
+        """What --fail ends with. Nothing compared, by any one of its rules, is nothing proved."""
         if self.of(REGRESSION):
             return Exit.REGRESSION
-        return Exit.OK if self.compared else Exit.VACUOUS
+        return Exit.VACUOUS if self.unjudged() or not self.compared else Exit.OK
 
 
 def parse_rules(words: Sequence[str]) -> list[Rule]:
@@ -166,7 +174,11 @@ def compare(old: Baseline, new: Baseline, rules: Sequence[Rule] = SHOWN) -> Comp
             "the quartiles of both runs overlap. Close other programs, or raise --rounds."
         )
     if not found.compared:
-        found.warnings.append("nothing was compared: the runs have no measured row in common")
+        found.warnings.append("nothing was compared: no row has in both runs what a rule is about")
+    found.warnings += [
+        f"{rule} judged no row: expected one with a {rule.metric} in both runs, got none"
+        for rule in found.unjudged()
+    ]
     return found
 
 
@@ -182,6 +194,7 @@ def _compare_subjects(old: Subject, new: Subject, found: Comparison) -> None:
     before = {(row.method, row.around): row for row in old.rows}
     plains = (old.plain, new.plain)
     _judge_plain(new.key, plains, found)
+    _tell_what_is_gone(old, new, found)
     for label, row in zip(cells.labels(new), new.rows, strict=True):
         was = before.get((row.method, row.around))
         if was is None or was.error or was.skipped:
@@ -197,6 +210,17 @@ def _compare_subjects(old: Subject, new: Subject, found: Comparison) -> None:
             worse = _BITS.index(row.equal) > _BITS.index(was.equal)
             judged.append(("bits", was.equal, row.equal, None, REGRESSION if worse else BETTER))
         found.changes += [Change(new.key, label, *each) for each in judged]
+
+
+def _tell_what_is_gone(old: Subject, new: Subject, found: Comparison) -> None:
+    there = {(row.method, row.around) for row in new.rows}
+    gone = [
+        label
+        for label, row in zip(cells.labels(old), old.rows, strict=True)
+        if (row.method, row.around) not in there and not row.error and not row.skipped
+    ]
+    if gone:
+        found.warnings.append(f"{new.key}: not in the new run: {'; '.join(gone)}")
 
 
 def _judge_plain(key: str, plains: tuple[Row | None, Row | None], found: Comparison) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,12 +16,25 @@ from retape._bits import same_bits
 from retape._text import quartiles
 from retape.bench import timing
 from retape.bench.methods import Method
-from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Event, Row, Timeline
+from retape.bench.result import BITWISE, CLOSE, DIFFERENT, ZERO, Event, Row, Timeline
 from retape.bench.task import Make, Task
 
 KINDS = {"forward": "kept", "replay": "replayed", "backward": "gradient"}
 
-After = Mapping[str, torch.Tensor | None]  # by name: gradients and buffers after a step
+
+@dataclass(frozen=True)
+class After:
+    """What a step leaves, by name."""
+
+    gradients: Mapping[str, torch.Tensor | None]
+    buffers: Mapping[str, torch.Tensor]
+
+    def all(self) -> dict[str, torch.Tensor | None]:
+        return {**self.gradients, **self.buffers}
+
+    def is_zero(self) -> bool:
+        """In every gradient, or there is none."""
+        return not any(each is not None and each.any() for each in self.gradients.values())
 
 
 def close_enough(dtype: torch.dtype) -> float:
@@ -65,13 +79,17 @@ def _maybe_dry(dry: bool) -> contextlib.AbstractContextManager[object]:
 
 def after_step(make: Make, method: Method) -> After:
     task = _step(make, method)
-    return {**{name: leaf.grad for name, leaf in task.leaves.items()}, **task.buffers}
+    return After({name: leaf.grad for name, leaf in task.leaves.items()}, task.buffers)
 
 
 def equality(got: After, plain: After) -> tuple[str, list[str]]:
-    """BITWISE, CLOSE or DIFFERENT, and the names of what is not bitwise equal."""
-    verdicts = {name: _equality(got[name], plain[name]) for name in plain}
+    """BITWISE, CLOSE or DIFFERENT, and the names of what is not bitwise equal. ZERO where gradients are
+    equal and would be whatever the method did."""
+    after = got.all()
+    verdicts = {name: _equality(after[name], each) for name, each in plain.all().items()}
     worst = next((v for v in (DIFFERENT, CLOSE) if v in verdicts.values()), BITWISE)
+    if worst != DIFFERENT and got.is_zero() and plain.is_zero():
+        return ZERO, []
     return worst, [name for name, verdict in verdicts.items() if verdict == worst != BITWISE]
 
 
@@ -91,21 +109,19 @@ def times(
     rows: dict[str, Row],
     rounds: int,
     announce: Callable[[str], None],
+    failed: Callable[[str, Exception], None],
 ) -> list[timing.Times]:
     """Fills in times and ratios of all methods, round by round beside each other. `announce(name)` is
-    called before each step."""
+    called before each step, `failed(name, error)` where one raises."""
     task = make()
 
     def step(method: Method) -> timing.Phases:
         announce(method.name)
         return _phases(task, method)
 
-    for method in chosen:  # compiles, fills caches
-        step(method)
-    with timing.quiet_process():
-        measured = timing.interleave(
-            {method.name: functools.partial(step, method) for method in chosen}, "plain", rounds, 0
-        )
+    steps = {method.name: functools.partial(step, method) for method in chosen}
+    with timing.quiet_process():  # for the warm-up too: what it compiles is for that many threads
+        measured = timing.interleave(steps, "plain", rounds, warmup=1, on_error=failed)
     for name, entry in measured.items():
         row = rows[name]
         forward, backward = zip(*entry.rounds, strict=True)

@@ -27,6 +27,7 @@ from retape.bench import regions
 from retape.bench.timing import (
     Phases,
     Times,
+    environment,
     interleave,
     noise_warnings,
     quiet_process,
@@ -235,6 +236,7 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     rounds, warmup = (7, 1) if args.quick else (args.rounds, args.warmup)
     if rounds < 1 or warmup < 0:
         args.parser.error(f"--rounds {rounds} --warmup {warmup}: expected at least 1 and 0")
+    args.environment = environment
     bar = Progress(console=console, transient=True) if console.is_terminal else nullcontext()
     with bar as progress:
         if progress is None:

@@ -13,6 +13,7 @@ from typing import Any
 Spread = tuple[float, float, float]
 
 BITWISE, CLOSE, DIFFERENT = "bitwise", "close", "different"
+ZERO = "all zero"  # equal, and no proof: every gradient is zero, plain's too
 OURS = ("retape", "output discard")  # families that promise plain's gradients, bit for bit
 
 
@@ -30,7 +31,7 @@ class Row:
     total: Spread | None = None
     ratio: Spread | None = None  # of the total to plain's, round by round
     gflop: float | None = None  # of matrix products, convolutions and fused attention
-    equal: str | None = None  # gradients and buffers beside plain's: BITWISE, CLOSE or DIFFERENT
+    equal: str | None = None  # gradients and buffers beside plain's: one of the four above
     differs: list[str] = field(default_factory=list)  # names of those that make it so
     replayed: int | None = None  # ops
     rounds: bool = False  # sums in another order: CLOSE is all that it promises
@@ -40,7 +41,7 @@ class Row:
     @property
     def breaks_promise(self) -> bool:
         """Of Retape's own rows: it raised, or its gradients are not what they are said to be."""
-        right = (None, BITWISE, CLOSE) if self.rounds else (None, BITWISE)
+        right = (None, ZERO, BITWISE, CLOSE) if self.rounds else (None, ZERO, BITWISE)
         return self.family in OURS and (bool(self.error) or self.equal not in right)
 
 
@@ -126,6 +127,15 @@ class Run:
             for subject in self.subjects
         ]
         return {"subjects": subjects, "warnings": list(self.warnings)}
+
+
+def vacuity_warnings(run: Run) -> list[str]:
+    """Of subjects whose gradients no method can get wrong."""
+    return [
+        f"{subject.key}: every gradient is zero, plain's too: that they are equal proves nothing"
+        for subject in run.subjects
+        if any(row.equal == ZERO for row in subject.rows)
+    ]
 
 
 def saved(row: Row, plain: Row | None) -> float | None:

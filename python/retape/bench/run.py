@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from retape._progress import Part, Remaining, progress
-from retape._text import Exit, make_console, offer
+from retape._text import Exit, first_line, make_console, offer
 from retape.bench import measure, methods, report, timing
 from retape.bench.blocks import BLOCKS, BlockTask, Size
 from retape.bench.methods import METHODS, Method
 from retape.bench.models import MODELS
-from retape.bench.result import Row, Run, Subject
+from retape.bench.result import Row, Run, Subject, Timeline, vacuity_warnings
 from retape.bench.task import Make, seeded
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 DTYPES = ("float32", "bfloat16")
-TIME = {"d_model": 512, "d_ff": 2048, "sequence": 512}  # seconds a step, not minutes
-QUICK = {"d_model": 256, "d_ff": 1024, "sequence": 256}
+# By the dtype of products, which many CPUs make ten times slower or worse in bfloat16: seconds a step, and
+# still more arithmetic than calls of ops. The same everywhere, so that runs can be compared.
+_BFLOAT16 = {"d_model": 256, "d_ff": 512, "sequence": 64}
+TIME = {"float32": {"d_model": 512, "d_ff": 2048, "sequence": 512}, "bfloat16": _BFLOAT16}
+QUICK = {"float32": {"d_model": 256, "d_ff": 1024, "sequence": 256}, "bfloat16": _BFLOAT16}
 QUICK_METHODS = ("plain", "retape cheap", "retape full", "torch checkpoint", "selective")
 SIZES = {
     "d_model": "width of the stream",
@@ -31,7 +34,9 @@ SIZES = {
     "batch": "sequences",
     "sequence": "tokens of each sequence",
 }
-TIME_OF = "time of "  # a stage of the bar; the other, memory and gradients, has no name
+TIME_SIZES = {f"time_{name}": name for name in SIZES}
+# Stages of the bar; the first, memory and gradients, has no name.
+TIME_OF, TIMELINE_OF = "time of ", "timeline of "
 TIMELINES = ("plain", "retape cheap", "retape full", "torch checkpoint")
 
 
@@ -62,10 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, help_text in SIZES.items():
         parser.add_argument(
-            f"--{name.replace('_', '-')}",
+            _option(name),
             type=int,
             metavar="N",
             help=f"{help_text} of a block, for memory ({getattr(Size(), name)})",
+        )
+    for option, name in TIME_SIZES.items():
+        parser.add_argument(
+            _option(option),
+            type=int,
+            metavar="N",
+            help=f"the same, for times and gradients ({_time_default(name)})",
         )
     parser.add_argument(
         "--compute",
@@ -90,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few methods, small sizes: a minute")
 
 
+def _time_default(name: str) -> str:
+    given = {dtype: size.get(name) for dtype, size in TIME.items()}
+    if None in given.values():
+        return f"as {_option(name)}"
+    return f"at most {given['float32']}; in bfloat16 {given['bfloat16']}"
+
+
 @dataclass(frozen=True)
 class Entry:
     """A subject that is to be measured: on which tasks, by which methods."""
@@ -108,12 +127,17 @@ class Entry:
         """For the progress bar. A method that runs is timed once to warm up, and once in each round."""
         runs = [method.name for method in self.methods if not method.missing]
         timed = [self.part(TIME_OF, name) for name in runs] * (1 + self.rounds)
-        return [self.part("", method.name) for method in self.methods] + timed * bool(self.rounds)
+        drawn = [self.part(TIMELINE_OF, name) for name in runs if name in TIMELINES]
+        first = [self.part("", method.name) for method in self.methods]
+        return first + timed * bool(self.rounds) + drawn
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
     asked = report.check(args)
+    _refuse_what_needs_times(args)
     entries = _plan(args)
+    if any(entry.rounds for entry in entries):
+        args.environment = timing.environment
     result = Run()
     measured: list[timing.Times] = []
 
@@ -134,7 +158,8 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
 
     with torch.random.fork_rng(devices=[]):
         progress(all_of_it, len(parts), console, remaining)
-    result.warnings = timing.noise_warnings(measured) if measured else []
+    noise = timing.noise_warnings(measured) if measured else []
+    result.warnings = vacuity_warnings(result) + noise
     return report.finish(result, asked, args, console)
 
 
@@ -162,11 +187,23 @@ def _plan(args: argparse.Namespace) -> list[Entry]:
     return [*_blocks(blocks, chosen, args), *_models(models, chosen, args)]
 
 
+def _refuse_what_needs_times(args: argparse.Namespace) -> None:
+    for option, is_given in (("--memory-only", args.memory_only), ("--no-time", args.no_time)):
+        if args.judge and is_given:
+            args.parser.error(f"--judge is of times, and {option} takes none")
+    for name in TIME_SIZES:
+        if args.memory_only and getattr(args, name) is not None:
+            args.parser.error(f"{_option(name)} is of times and gradients, and --memory-only takes none")
+
+
 def _refuse_options_of_blocks(args: argparse.Namespace) -> None:
-    for name in ("layers", "frontier", "compiled", *SIZES):
+    for name in ("layers", "frontier", "compiled", *SIZES, *TIME_SIZES):
         if getattr(args, name):
-            option = f"--{name.replace('_', '-')}"
-            args.parser.error(f"{option} is of blocks, and --subject names none of them")
+            args.parser.error(f"{_option(name)} is of blocks, and --subject names none of them")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _rounds(args: argparse.Namespace) -> int:
@@ -181,15 +218,16 @@ def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
     given = {name: getattr(args, name) for name in SIZES}
     numbers = {name: getattr(Size(), name) if n is None else n for name, n in given.items()}
     frontier = not (args.quick or args.method) if args.frontier is None else args.frontier
-    for option, value in [*numbers.items(), *(("layers", n) for n in layers)]:
+    timed = {each: n for each in TIME_SIZES if (n := getattr(args, each)) is not None}
+    for name, value in [*numbers.items(), *timed.items(), *(("layers", n) for n in layers)]:
         if value < 1:
-            args.parser.error(f"--{option.replace('_', '-')} {value}: expected at least 1")
-    small = {name: min(value, numbers[name]) for name, value in (QUICK if args.quick else TIME).items()}
+            args.parser.error(f"{_option(name)} {value}: expected at least 1")
     entries = []
     for size in (Size(n, dtype, **numbers) for dtype in dtypes for n in layers):
-        time_size = replace(size, **small)
         more = methods.frontier(size.layers) if frontier else []
         for name in names:
+            usual = (QUICK if args.quick else TIME)[BLOCKS[name].multiplies or size.dtype]
+            time_size = _time_size(size, usual, timed)
             entries.append(
                 Entry(
                     Subject(
@@ -207,6 +245,12 @@ def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
                 )
             )
     return entries
+
+
+def _time_size(size: Size, usual: dict[str, int], given: dict[str, int]) -> Size:
+    """What was given for it, else the usual, and not above what memory is measured at."""
+    small = {name: min(value, getattr(size, name)) for name, value in usual.items()}
+    return replace(size, **{**small, **{TIME_SIZES[option]: n for option, n in given.items()}})
 
 
 def block_task(name: str, size: Size, scaled: bool) -> Make:
@@ -289,22 +333,45 @@ def _measure(entry: Entry, begin: Callable[[Part], None]) -> list[timing.Times]:
         except Exception as error:  # a peer's failure is a result of this bench
             if method.family == "plain":
                 raise
-            row.error = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            row.error = _error_text(error)
     subject.rows = list(rows.values())
-    runs = [m for m in entry.methods if not rows[m.name].skipped and not rows[m.name].error]
     times: list[timing.Times] = []
-    if entry.rounds and runs:
+    if entry.rounds and (runs := _running(entry, rows)):
         times = measure.times(
             entry.times,
             runs,
             rows,
             entry.rounds,
             lambda name: begin(entry.part(TIME_OF, name)),
+            lambda name, error: setattr(rows[name], "error", _error_text(error)),
         )
-    subject.timelines = [
-        measure.timeline(entry.memory, method, entry.dry) for method in runs if method.name in TIMELINES
-    ]
+    subject.timelines = list(_timelines(entry, rows, begin))
     return times
+
+
+def _running(entry: Entry, rows: dict[str, Row]) -> list[Method]:
+    """Those that did not fail until now."""
+    return [m for m in entry.methods if not rows[m.name].skipped and not rows[m.name].error]
+
+
+def _timelines(
+    entry: Entry, rows: dict[str, Row], begin: Callable[[Part], None]
+) -> Iterator[Timeline]:
+    for method in _running(entry, rows):
+        if method.name not in TIMELINES:
+            continue
+        begin(entry.part(TIMELINE_OF, method.name))
+        try:
+            yield measure.timeline(entry.memory, method, entry.dry)
+        except Exception as error:
+            if method.family == "plain":
+                raise
+            rows[method.name].error = _error_text(error)
+
+
+def _error_text(error: Exception) -> str:
+    kind, first = type(error).__name__, first_line(error)
+    return kind if first == kind else f"{kind}: {first[:200]}"
 
 
 def _print_list(console: Console) -> None:

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from retape._artefact import load_average
+from retape import _artefact
 from retape._text import quartiles
+
+THREADS = 1  # inside an op that is timed
 
 # Times of one run in nanoseconds, one per phase ("forward", "backward").
 Phases = tuple[int, ...]
@@ -59,12 +62,12 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def quiet_process() -> Iterator[None]:
-    """One thread and no garbage collector, as long as it is open."""
+    """THREADS and no garbage collector, as long as it is open."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        with threads(1):
+        with threads(THREADS):
             yield
     finally:
         if collecting:
@@ -77,14 +80,24 @@ def interleave(
     rounds: int,
     warmup: int,
     on_round: Callable[[], None] = lambda: None,
+    on_error: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Times]:
-    """Times of every run. The first `warmup` rounds are thrown away."""
+    """Times of every run. The first `warmup` rounds are thrown away. A run that raises is told to
+    `on_error` and has no times; others go on. The reference may not: nothing is beside it then."""
     times = {name: Times() for name in runs}
-    names = list(runs)
     for index in range(warmup + rounds):
         gc.collect()
+        names = list(times)
         turn = index % len(names)
-        measured = {name: runs[name]() for name in names[turn:] + names[:turn]}
+        measured = {}
+        for name in names[turn:] + names[:turn]:
+            try:
+                measured[name] = runs[name]()
+            except Exception as error:
+                if on_error is None or name == reference:
+                    raise
+                on_error(name, error)
+                del times[name]
         if index >= warmup:
             for name, phases in measured.items():
                 times[name].rounds.append(phases)
@@ -105,10 +118,15 @@ def noise_warnings(times: Sequence[Times], limit: float = 0.10) -> list[str]:
             f"noisy: in {wide} of {len(times)} rows the middle half of the ratios spreads over "
             f"more than {limit:.0%}. Close other programs, or raise --rounds."
         )
-    load, cores = load_average(), os.cpu_count() or 1
+    load, cores = _artefact.load_average(), os.cpu_count() or 1
     if load is not None and load > cores:
         warnings.append(f"busy: load average {load} on {cores} cores; trust ratios, not times.")
     return warnings
+
+
+def environment() -> dict[str, Any]:
+    """Of a run that has times: its process's threads are not those."""
+    return {**_artefact.environment(), "timed_with": f"{THREADS} thread{'s' * (THREADS != 1)}"}
 
 
 def thread_ns() -> int:

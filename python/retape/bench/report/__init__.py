@@ -25,7 +25,7 @@ from retape import UsageError, _artefact
 from retape._text import Exit
 from retape.bench import compare, judge
 from retape.bench.report import csv, markdown, page, terminal
-from retape.bench.result import Run
+from retape.bench.result import ZERO, Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,18 +80,13 @@ def check(args: argparse.Namespace) -> Asked:
 
 
 def finish(
-    run: Run,
-    asked: Asked,
-    args: argparse.Namespace,
-    console: Console,
-    environment: dict[str, Any] | None = None,
-    command: str = "",
+    run: Run, asked: Asked, args: argparse.Namespace, console: Console
 ) -> tuple[Exit, dict[str, Any]]:
     """Writes the files that were asked for, compares; the tables are printed. The exit code, and what
-    goes into the artefact. `environment` and `command` are of now, unless the run is an old one."""
-    facts = _artefact.environment() if environment is None else environment
+    goes into the artefact."""
+    facts = args.environment()
     terminal.print_rest(run, console)
-    for path in write(run, args, facts, command or args.command_line):
+    for path in write(run, args, facts, args.command_line):
         console.print(f"Written: {path}", markup=False)
     code, result = exit_code(run), run.to_dict()
     if asked.baseline is not None:
@@ -110,9 +105,11 @@ def finish(
 
 
 def exit_code(run: Run) -> Exit:
-    """Wrong gradients of Retape's, or none; what others get wrong is in the table."""
+    """Wrong gradients of Retape's, or none, or zeros; what others get wrong is in the table."""
     rows = [row for subject in run.subjects for row in subject.rows]
-    return Exit.DIFFERENT if any(row.breaks_promise for row in rows) else Exit.OK
+    if any(row.breaks_promise for row in rows):
+        return Exit.DIFFERENT
+    return Exit.VACUOUS if any(row.equal == ZERO for row in rows) else Exit.OK
 
 
 def write(

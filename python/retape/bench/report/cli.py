@@ -26,6 +26,8 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     except UsageError as error:
         args.parser.print_usage(sys.stderr)
         args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {error}\n")
+    args.environment = lambda: shown.environment
+    args.command_line = shown.command or args.command_line
     for subject in shown.run.subjects:
         report.terminal.print_subject(subject, console)
-    return report.finish(shown.run, asked, args, console, shown.environment, shown.command)
+    return report.finish(shown.run, asked, args, console)
