@@ -102,7 +102,7 @@ class Maker:
             inputs = cast(inputs, self._cast)
         self.on_model(model)
         given = [(f"input {name}", tensor) for name, tensor in named_tensors(inputs, "0")]
-        leaves = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        leaves = _parameters_of(model)
         leaves += [(name, tensor) for name, tensor in given if tensor.requires_grad]
         written = [(name, tensor) for name, tensor in given if _may_be_written(tensor)]
         return self._start(
@@ -123,19 +123,14 @@ class Maker:
         modules = list(zip(prefixes, step.modules, strict=True))
         for _, module in modules:
             self.on_model(module)
-        leaves = [
-            (prefix + name, parameter)
-            for prefix, module in modules
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-        ]
+        leaves = [(p + name, tensor) for p, module in modules for name, tensor in _parameters_of(module)]
 
         def buffers() -> Named:
             return [(p + name, b) for p, module in modules for name, b in module.named_buffers()]
 
         generators = [g for module in step.modules for g in generators_of(module)]
         generators += [g for g in step.generators if g not in generators]
-        parameters = [tensor for _, tensor in leaves]
+        parameters = [tensor for _, tensor in leaves if tensor.requires_grad]
         leaves += step.leaves.items()
         return self._start(step.forward, leaves, buffers, generators, parameters)
 
@@ -165,15 +160,21 @@ class Maker:
         return tensor.detach().to(self.dtype).requires_grad_(tensor.requires_grad)
 
 
+def _parameters_of(module: nn.Module) -> Named:
+    """Frozen ones, too: forward may write them."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad or _may_be_written(p)]
+
+
 def _may_be_written(tensor: torch.Tensor) -> bool:
     """A cache or a mask that forward is given: compared as buffers are. What requires grad cannot be."""
     has_bytes = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta)
-    return has_bytes and type(tensor) is torch.Tensor and not tensor.requires_grad
+    return has_bytes and type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.requires_grad
 
 
 def python_states() -> Named:
     """Of Python's and NumPy's global generators."""
-    states = [("random", random.getstate()[1])]
+    _, words, gauss = random.getstate()  # the last: of a pair, the number that is still to come
+    states = [("random", [*words, float("nan") if gauss is None else gauss])]
     if numpy := sys.modules.get("numpy"):
         _, key, *rest = numpy.random.get_state()
         states.append(("numpy.random", [*key.tolist(), *rest]))

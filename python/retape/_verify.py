@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import retape
-from retape import _C, _choice
+from retape import _C, _choice, _tolerance
 from retape._recompute import PolicyLike, as_policy
 from retape._step import (
     LossLike,
@@ -39,7 +39,7 @@ def verify(
     optimizer: OptimizerLike | None = None,
     orders: bool = False,
     dtype: torch.dtype | str | None = None,
-    tolerance: Mapping[torch.dtype, tuple[float, float]] | None = None,
+    tolerance: Mapping[torch.dtype | str, tuple[float, float]] | None = None,
     may_be_dead: str | Sequence[str] = (),
     regions: str | Sequence[str] = (),
     plain_twice: bool = True,
@@ -67,9 +67,10 @@ def verify(
         is a constant behind a LayerNorm).
     steps: forward, backward and optimizer, so many times, compared after each.
     optimizer: makes one from a list of parameters; `torch.optim.SGD` with lr=0.1 where steps > 1.
-    orders: also losses one by one in each order, backward twice, two forwards then one backward.
+    orders: also losses one by one in each order (of more than four: each first and last once), backward
+        twice, two forwards then one backward.
     dtype: of a model's parameters and float inputs: torch.bfloat16, or "bfloat16".
-    tolerance: `{torch.float32: (rtol, atol)}`; without it, bit for bit.
+    tolerance: `{torch.float32: (rtol, atol)}`, or `{"float32": ...}`; without it, bit for bit.
     may_be_dead: names of parameters that get no gradient, or zeros; "head.*" for all that begin so.
     regions: names that must have run and been recomputed.
     plain_twice: is the plain step equal to itself?
@@ -77,13 +78,16 @@ def verify(
         which is optimised in its first runs and may round otherwise afterwards; else none.
     before_recompute: called before each recomputed run. By then the plain step has ended.
 
-    Equal means that outputs, losses, gradients, buffers and generators have the same bits, and that
+    Equal means that outputs, losses, gradients, parameters, buffers and generators have the same bits, and that
     they might not have had: see `Verdict.vacuous`. An exception of the plain run passes through.
     """
     if isinstance(policy, (list, tuple)):
+        if not policy:
+            raise _C.UsageError("[verify] expected a policy or several, got none of them: it would prove nothing.")
         options = {k: v for k, v in locals().items() if k not in ("subject", "inputs", "policy")}
         return [verify(subject, inputs, policy=each, **options) for each in policy]
-    _check(steps, method, tolerance, policy, layers)
+    _check(steps, method, policy, layers)
+    allowed = _tolerance.checked(tolerance)
     if steps > 1 and optimizer is None:
         optimizer = partial(torch.optim.SGD, lr=0.1)
     whole = layers is None
@@ -107,7 +111,9 @@ def verify(
             return make()
 
         stack.callback(_take_out, reports)
-        _warm_up(make_start, _usual_warm_up(subject) if warm_up is None else warm_up)
+        if warm_up is None:
+            warm_up = _usual_warm_up(subject)
+        _warm_up(make_start, warm_up)
         verdict = _C.verify(
             make_start,
             policy=as_policy("full" if policy is None else policy),
@@ -115,7 +121,7 @@ def verify(
             steps=steps,
             orders=orders,
             plain_twice=plain_twice,
-            tolerance=dict(tolerance or {}),
+            tolerance=allowed,
             regions=_names(regions),
             may_be_dead=_names(may_be_dead),
         )
@@ -161,10 +167,21 @@ def _starts(
 
 
 def _usual_warm_up(subject: Subject) -> int:
-    modules = [subject] if isinstance(subject, nn.Module) else ()
-    modules = subject.modules if isinstance(subject, Step) else modules
-    scripted = any(isinstance(m, torch.jit.ScriptModule) for each in modules for m in each.modules())
-    return 2 if scripted else 0
+    scripted = (isinstance(m, torch.jit.ScriptModule) for each in _modules(subject) for m in each.modules())
+    return 2 if any(scripted) else 0
+
+
+def _modules(subject: Subject) -> Sequence[nn.Module]:
+    """Of a factory: those of what it makes. It is called once more for it, and leaves torch's generators."""
+    if isinstance(subject, nn.Module):
+        return [subject]
+    if not isinstance(subject, Step):
+        with torch.random.fork_rng():
+            product = made(subject)
+        if not isinstance(product, Step):
+            return [product[0]]
+        subject = product
+    return subject.modules
 
 
 def _warm_up(make_start: Callable[[], Any], steps: int) -> None:
@@ -226,7 +243,6 @@ def _idle(reports: list[retape.Enabled], found_by_itself: bool) -> list[str]:
 def _check(
     steps: int,
     method: str,
-    tolerance: Any,
     policy: PolicyLike | None,
     layers: _choice.LayersLike,
 ) -> None:
@@ -234,11 +250,6 @@ def _check(
         raise _C.UsageError(f"[verify] expected steps of at least 1, got {steps}.")
     if method not in ("replay", "rerun"):
         raise _C.UsageError(f'[verify] expected method="replay" or "rerun", got {method!r}.')
-    if tolerance is not None and not isinstance(tolerance, Mapping):
-        raise _C.UsageError(
-            f"[verify] expected a tolerance for each dtype, got {tolerance!r}. "
-            "Fix: tolerance={torch.float32: (rtol, atol)}."
-        )
     if policy is None and (layers is not None or method == "rerun"):
         raise _C.UsageError(
             "[verify] policy=None is for a step that recomputes by itself. Fix: leave layers and "

@@ -111,6 +111,22 @@ def test_in_any_model_it_is_caught_or_does_not_strike(name: str) -> None:
     assert (found.kind == faults.NOT_STRUCK) == (found.hits == 0)
 
 
+@pytest.mark.parametrize("name", ["leak", "nan-payload"])
+def test_a_finding_alone_makes_it_different(name: str) -> None:
+    """As docs/verify.md says: a gradient that came out right all the same is luck."""
+    verdict = run(faults.programs([name])[0]).verdict
+    assert verdict.differences == []
+    assert not verdict.error
+    assert verdict.findings
+    assert verdict.kind == "different"
+
+
+def test_where_it_does_not_strike_nothing_is_proved() -> None:
+    result = run(Case("demo:gpt", fault="private-generator"))  # which draws from the default one only
+    assert (result.kind, result.hits) == ("vacuous", 0)
+    assert result.cause.startswith("the fault private-generator did not strike")
+
+
 class Scaled(torch.nn.Module):
     """A layer that makes a tensor of its own, where the default device says or where it says itself."""
 

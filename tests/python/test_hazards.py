@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from retape import hazards
-from retape.hazards import table
+from retape._text import make_console
+from retape.hazards import Cell, table
+from retape.hazards.ways import Replay
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- hazards: begin -->\n", "<!-- hazards: end -->\n"
@@ -48,11 +50,63 @@ def test_every_class_of_hazard_is_there() -> None:
 @pytest.mark.parametrize("hazard", hazards.HAZARDS, ids=lambda hazard: hazard.name)
 def test_replay_has_the_bits_of_plain_autograd_or_its_error(hazard) -> None:
     row = hazards.run(hazard)
-    assert hazards.replay_is_right(row), row.cells["replay"]
-    assert not hazards.replay_is_vacuous(row)
+    for key in hazards.OURS:
+        assert hazards.is_right(row, key), row.cells[key]
+        assert not hazards.is_vacuous(row, key)
     if not row.plain_raises:
         assert row.cells["replay"].outcome == hazards.EQUAL
         assert row.cells["plain"].outcome == hazards.EQUAL
+
+
+EQUAL = Cell(hazards.EQUAL, again=1)
+WRONG = Cell(hazards.DIFFERENT, "off by 42 %", "gradients off by 42 %", again=1)
+MISMATCH = Cell(hazards.ERROR, error="ReplayMismatch: [checkpoint] tensor 2 differs", is_mismatch=True)
+CRASH = Cell(hazards.ERROR, error="TypeError: no such argument")
+IN_PLACE = "RuntimeError: one of the variables has been modified by an inplace operation: "
+PLAIN_RAISES = Cell(hazards.ERROR, error=IN_PLACE + "[torch.FloatTensor [8]]")
+RAISES_TOO = Cell(hazards.ERROR, error=IN_PLACE + "[Float [8]]")
+
+
+def row_of(name: str, **ours: Cell) -> hazards.Row:
+    hazard = next(each for each in hazards.HAZARDS if each.name == name)
+    cells = {way.key: EQUAL for way in hazards.WAYS}
+    return hazards.Row(hazard, cells | ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "code"),
+    [
+        ("batch_norm", {}, 0),
+        ("batch_norm", {"replay": WRONG}, 1),
+        ("batch_norm", {"replay": CRASH}, 1),
+        ("batch_norm", {"replay": MISMATCH}, 1),  # replay is to be equal there
+        ("batch_norm", {"rerun": WRONG}, 1),
+        ("batch_norm", {"rerun": MISMATCH}, 1),
+        ("counter", {"rerun": MISMATCH}, 0),  # as the page says
+        ("counter", {"rerun": CRASH}, 1),
+        ("counter", {"rerun": WRONG}, 1),
+        ("weight_stepped", {"plain": PLAIN_RAISES, "replay": RAISES_TOO, "rerun": MISMATCH}, 0),
+        ("weight_stepped", {"plain": PLAIN_RAISES, "replay": CRASH, "rerun": MISMATCH}, 1),
+        ("weight_stepped", {"plain": PLAIN_RAISES, "replay": MISMATCH, "rerun": EQUAL}, 1),
+        ("batch_norm", {"torch": WRONG, "torch_reentrant": CRASH}, 0),
+        ("batch_norm", {"rerun": Cell(hazards.EQUAL)}, 6),
+        ("batch_norm", {"replay": Cell(hazards.EQUAL), "rerun": WRONG}, 1),
+    ],
+)
+def test_only_what_the_page_says_of_either_way_of_ours_is_right(name, cells, code, capsys) -> None:
+    row = row_of(name, **cells)
+    assert table.exit_code([row]) == code
+    assert table.test_case(row).failure == {0: "", 1: "different", 6: "vacuous"}[code]
+    table.print_table([row], make_console())
+    assert ("not as it should be" in capsys.readouterr().out) == (code == 1)
+
+
+def test_a_way_of_ours_that_crashes_ends_with_1(monkeypatch) -> None:
+    def crash(self, function, *args, **kwargs):
+        raise TypeError("no such argument")
+
+    monkeypatch.setattr(Replay, "run", crash)
+    assert table.exit_code([hazards.run(hazards.HAZARDS[0])]) == 1
 
 
 def test_torch_is_wrong_without_a_word_in_most_rows(rows) -> None:

@@ -67,6 +67,12 @@ def test_one_bad_policy_of_several_fails(run):
     ).assert_outcomes(failed=1)
 
 
+def test_no_policy_at_all_is_refused(run):
+    result = run("assert_same_gradients(models.WritesBehindTheBack(), models.x(), policy=[])")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*UsageError*expected a policy or several*"])
+
+
 def test_pytest_starts_without_torch():
     """Whoever has Retape installed pays nothing in test runs that do not use it."""
     import subprocess

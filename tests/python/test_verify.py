@@ -244,6 +244,17 @@ def test_tolerance_is_only_on_request_and_is_told() -> None:
     assert "toleran" in str(verdict)
 
 
+def with_tolerance(tolerance) -> retape.Verdict:
+    return retape.verify(models.WritesBehindTheBack(), models.x(), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("tolerance", [{"float32": (1e3, 1e3)}, {"torch.float32": [1000, 1000]}])
+def test_a_tolerance_may_name_its_dtype(tolerance) -> None:
+    assert with_tolerance(tolerance).with_tolerance
+    assert with_tolerance(tolerance).kind == "equal"
+    assert with_tolerance({"float64": (1e3, 1e3)}).kind == "different"
+
+
 def test_an_error_of_the_plain_run_passes_through() -> None:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -452,6 +463,13 @@ def test_one_name_may_stand_alone() -> None:
         (lambda: retape.verify(models.step, dtype="bfloat16"), "tensors of its own"),
         (lambda: retape.verify(models.Stack(), models.x(), steps=0), "at least 1, got 0"),
         (lambda: retape.verify(models.Stack(), models.x(), tolerance=1e-3), "for each dtype"),
+        (lambda: with_tolerance({torch.float32: 1e-3}), r"expected \(rtol, atol\) .* got 0\.001"),
+        (lambda: with_tolerance({"float32": (1e-3,)}), r"expected \(rtol, atol\)"),
+        (lambda: with_tolerance({"float32": (1e-3, -1)}), "0 or more"),
+        (lambda: with_tolerance({"float32": (float("nan"), 0)}), "0 or more"),
+        (lambda: with_tolerance({"float32": ("a", 0)}), r"expected \(rtol, atol\)"),
+        (lambda: with_tolerance({"flaot32": (0, 0)}), "Did you mean float32"),
+        (lambda: with_tolerance({3: (0, 0)}), "got 3"),
         (lambda: retape.verify(models.Stack(), models.x(), policy=None, layers="auto"), "by itself"),
         (lambda: retape.verify(lambda: (models.Stack(), models.x(grad=True) * 2)), "made by an op"),
     ],
@@ -461,21 +479,54 @@ def test_what_makes_no_sense_is_refused_by_name(call, told) -> None:
         call()
 
 
-@pytest.mark.parametrize("compile_it", [torch.jit.script, lambda m: torch.jit.trace(m, models.x())])
-def test_torchscript_is_warmed_up_before_it_is_judged(compile_it) -> None:
-    class Gated(torch.nn.Module):
+def gated() -> nn.Module:
+    """Of a class of its own: TorchScript optimises once for all models of one."""
+
+    class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a = torch.nn.Linear(8, 16)
-            self.b = torch.nn.Linear(16, 4)
+            self.a = nn.Linear(8, 16)
+            self.b = nn.Linear(16, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.b(torch.nn.functional.gelu(self.a(x)) * torch.sigmoid(self.a(x)))
 
     torch.manual_seed(0)
-    verdict = retape.verify(compile_it(Gated()), models.x(), policy="full")
+    return Gated()
+
+
+def with_inputs(model: nn.Module) -> tuple:
+    return model, models.x()
+
+
+def as_factory(model: nn.Module) -> tuple:
+    return (lambda: (model, models.x()),)
+
+
+def as_factory_of_a_step(model: nn.Module) -> tuple:
+    return (lambda: retape.Step(lambda: model(models.x()).sin().sum(), modules=[model]),)
+
+
+@pytest.mark.parametrize("given", [with_inputs, as_factory, as_factory_of_a_step])
+@pytest.mark.parametrize("compile_it", [torch.jit.script, lambda m: torch.jit.trace(m, models.x())])
+def test_torchscript_is_warmed_up_before_it_is_judged(compile_it, given) -> None:
+    verdict = retape.verify(*given(compile_it(gated())), policy="full")
     assert verdict.kind == "equal", verdict
     assert verdict.ops_replayed > 0
+
+
+def test_a_look_at_what_a_factory_makes_leaves_no_trace() -> None:
+    seen: list[tuple] = []
+
+    def factory() -> tuple:
+        seen.append((random.random(), torch.rand(()).item()))
+        return models.Block(), models.x()
+
+    random.seed(1)
+    state = torch.get_rng_state()
+    assert retape.verify(factory)
+    assert len(set(seen)) == 1
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_warm_up_steps_are_run_and_leave_no_trace() -> None:

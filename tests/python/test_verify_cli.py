@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.python import verify_models as models
+from tests.python.verify_cli import in_a_folder_with_models, in_process, refused, verify  # noqa: F401
 
 import retape
 from retape import _C, cli
 from retape.verifying import case, faults
 from retape.verifying.case import Case
-
-MODELS = Path(__file__).with_name("verify_models.py")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_models(tmp_path, monkeypatch):
-    (tmp_path / "mymodels.py").write_text(MODELS.read_text())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield
-    sys.modules.pop("mymodels", None)
-
-
-def verify(*words: str) -> tuple[int, dict]:
-    code = cli.main(["verify", *words, "--json", "out.json"])
-    left = json.loads(Path("out.json").read_text())
-    assert left["verb"] == "verify"
-    assert left["exit_code"] == code
-    return code, left["result"]
-
-
-def in_process(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "retape", "verify", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-
-
-def refused(capsys, *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["verify", *words])
-    assert ended.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_the_demos_run_with_nothing_to_write(capsys):
@@ -152,9 +115,10 @@ def test_a_not_built_row_of_many_is_no_failure():
     rows = [case.Result(Case("hf:A"), "equal"), case.Result(Case("hf:B"), "not built", reason="x")]
     from retape.verifying.cli import exit_code
 
-    assert exit_code(rows, named=False) == 0
-    assert exit_code(rows, named=True) == 2
-    assert exit_code(rows[1:], named=False) == 6
+    assert exit_code(rows, named=()) == 0
+    assert exit_code(rows, named=["hf:A"]) == 0
+    assert exit_code(rows, named=["hf:B"]) == 2
+    assert exit_code(rows[1:], named=()) == 6
 
 
 @pytest.mark.parametrize(
@@ -183,12 +147,6 @@ def test_a_not_built_row_of_many_is_no_failure():
 )
 def test_a_mistake_is_refused_with_the_closest_thing_there_is(capsys, words, told):
     assert told in refused(capsys, *words)
-
-
-def test_a_module_that_lacks_a_module_says_which():
-    Path("broken.py").write_text("import no_such_thing\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_thing"):
-        cli.main(["verify", "broken:factory"])
 
 
 def test_json_alone_on_standard_output(capsys):
@@ -233,6 +191,12 @@ def test_every_architecture_is_a_row_equal_or_not_built_with_the_reason(small_hf
         ("hf:Absent", "not built", "needs a package: timm"),
     ]
     assert "2 cases: 1 equal, 1 not built" in capsys.readouterr().out
+
+
+def test_of_all_architectures_only_a_named_one_must_be_built(small_hf):
+    assert verify(*"--all-hf hf:Partly --jobs 0".split())[0] == 0
+    assert verify(*"--all-hf hf:Absent --jobs 0 --junit out.xml".split())[0] == 2
+    assert 'errors="1"' in Path("out.xml").read_text()
 
 
 def test_a_row_that_crashes_or_hangs_in_its_own_process_is_a_row(capsys):
@@ -404,6 +368,14 @@ def test_one_fault_is_a_verdict_like_any_other(some_faults):
     assert some_faults.active == ""
 
 
+def test_a_fault_that_did_not_strike_proves_nothing(some_faults, capsys):
+    code, result = verify("demo:gpt", "--inject", "lazy")
+    assert code == 6
+    assert (result["rows"][0]["kind"], result["rows"][0]["fault_hits"]) == ("vacuous", 0)
+    assert "the fault lazy did not strike" in result["rows"][0]["cause"]
+    assert "retape verify --inject lazy" in capsys.readouterr().out
+
+
 def test_all_faults_say_which_was_missed_misnamed_or_never_struck(some_faults, capsys):
     code, result = verify("demo:gpt", "--inject", "all", "--junit", "faults.xml")
     assert code == 1
@@ -421,6 +393,30 @@ def test_all_faults_say_which_was_missed_misnamed_or_never_struck(some_faults, c
     assert all(row["steps"] == 2 and row["orders"] for row in result["rows"])
     assert "1 of 4 faults caught" in capsys.readouterr().out
     assert 'failures="3"' in Path("faults.xml").read_text()
+
+
+def test_a_fault_in_what_cannot_run_did_not_strike_and_it_says_why():
+    code, result = verify("mymodels:raises", "--inject", "all")
+    assert code == 6
+    assert {each["kind"] for each in result["faults"]} == {faults.NOT_STRUCK}
+    assert all("no data <here> & now" in each["cause"] for each in result["faults"])
+
+
+def test_the_page_of_all_faults_says_what_became_of_each(some_faults):
+    verify("demo:gpt", "--inject", "all", "--html", "faults.html")
+    page = Path("faults.html").read_text()
+    for tone, word in (
+        ("good", "✓ caught"),
+        ("bad", "✗ misnamed"),
+        ("bad", "✗ missed"),
+        ("loud", "○ did not strike"),
+    ):
+        assert re.search(rf'<td class="{tone}"[^>]*><span class="chip">{word}</span>', page), word
+    assert "different" not in page
+    assert "1 of 4" in page
+    assert page.count("breaks l") == 2  # loud, lazy: what each of them breaks
+    assert "--inject silent</code>" in page
+    assert "--inject loud</code>" not in page  # caught: nothing to look into
 
 
 def test_an_unknown_fault_is_refused_with_the_closest(some_faults, capsys):

@@ -36,7 +36,7 @@ def suite(results, tmp_path):
     from retape.verifying.cli import _test_case
 
     path = tmp_path / "folder/out.xml"
-    junit.write(str(path), [_test_case(result) for result in results])
+    junit.write(str(path), [_test_case(result, named=["m:good", "m:wrong"]) for result in results])
     return ElementTree.parse(path).getroot().find("testsuite")
 
 

@@ -59,6 +59,7 @@ def list_overwritten(way: Way) -> Evidence:
     "A captured number changes",
     "A scheduler moves a coefficient, a temperature or a flag between the forward and the backward "
     "of a micro-batch; the second call computes with the new one.",
+    rerun_raises=True,
 )
 def number_changed(way: Way) -> Evidence:
     x, w, schedule = leaf(4, 8, seed=1), leaf(8, 8, seed=2), {"temperature": 1.0}

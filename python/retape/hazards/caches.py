@@ -73,6 +73,7 @@ def shared_cache(way: Way) -> Evidence:
     "became 342). Libraries switch the cache off in training instead.",
     "transformers#28056",
     "LongLive#16",
+    rerun_raises=True,
 )
 def cache_appended(way: Way) -> Evidence:
     model, x = Towers(), leaf(6, 8, seed=4)

@@ -24,6 +24,7 @@ class Hazard:
     program: Callable[[Way], Evidence]
     true_program: Callable[[Way], Evidence] | None = None  # if plain autograd raises
     options: tuple[tuple[str, Any], ...] = ()  # that whoever wrote it gave to checkpoint
+    rerun_raises: bool = False  # a second call cannot be right there, and Retape's says so
 
 
 # In the order of the table.
@@ -35,13 +36,15 @@ def hazard(
     story: str,
     *sources: str,
     truth: Callable[[Way], Evidence] | None = None,
+    rerun_raises: bool = False,
     **options: Any,
 ) -> Callable[[Callable[[Way], Evidence]], Callable[[Way], Evidence]]:
     """Puts the decorated program on the list."""
 
     def add(program: Callable[[Way], Evidence]) -> Callable[[Way], Evidence]:
+        given = tuple(options.items())
         HAZARDS.append(
-            Hazard(program.__name__, title, story, sources, program, truth, tuple(options.items()))
+            Hazard(program.__name__, title, story, sources, program, truth, given, rerun_raises)
         )
         return program
 

@@ -36,6 +36,7 @@ def private_generator(way: Way) -> Evidence:
     "Python's random skips layers",
     "Stochastic depth and LayerDrop toss a coin with random.random(); the second call tosses again, "
     "and gradients flow through layers that forward had skipped.",
+    rerun_raises=True,
 )
 def python_random(way: Way) -> Evidence:
     x, w = leaf(4, 8, seed=1), leaf(8, 8, seed=2)
@@ -60,6 +61,7 @@ def python_random(way: Way) -> Evidence:
     "NumPy picks the tokens",
     "Token dropping and mixup take np.random.permutation inside the model; the second call keeps "
     "other tokens, of the same shape, so no check notices.",
+    rerun_raises=True,
 )
 def numpy_random(way: Way) -> Evidence:
     import numpy
@@ -108,6 +110,7 @@ def rrelu(way: Way) -> Evidence:
     "multimodal model's loss at step 150 was 2.495 instead of 2.195.",
     "OLMo-core#828",
     preserve_rng_state=False,
+    rerun_raises=True,
 )
 def dropout_without_state(way: Way) -> Evidence:
     x, w = leaf(32, 16, seed=1), leaf(16, 16, seed=2)

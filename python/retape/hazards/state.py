@@ -56,6 +56,7 @@ def buffer_in_place(way: Way) -> Evidence:
     "A counter sets the temperature",
     "self.calls += 1 drives warm-up, annealing or logging inside a module; called again, it counts "
     "twice, and the temperature of backward is not that of forward.",
+    rerun_raises=True,
 )
 def counter(way: Way) -> Evidence:
     x, w, calls = leaf(8, 8, seed=1), leaf(8, 8, seed=2), [0]

@@ -12,8 +12,8 @@ from retape.hazards.compare import (
     ERROR,
     Cell,
     Row,
-    replay_is_right,
-    replay_is_vacuous,
+    is_right,
+    is_vacuous,
 )
 from retape.hazards.hazard import addresses
 from retape.hazards.ways import WAYS
@@ -113,6 +113,10 @@ def print_table(rows: list[Row], console: Console) -> None:
         console.print(
             f"{label:<{width}}  {sentence}", style=_STYLES[tone], markup=False, highlight=False
         )
+    for row in rows:
+        for told in wrong(row):
+            line = f"not as it should be: {row.hazard.name}, {told}"
+            console.print(line, style=_STYLES["bad"], markup=False, highlight=False)
     console.print(WHAT_THE_WAYS_ARE, style="dim", markup=False, highlight=False)
     console.print()
     console.print(_stories(rows))
@@ -162,17 +166,32 @@ def _cell_markdown(cell: Shown) -> str:
     return f"{cell.symbol} {word}".replace("|", "\\|")
 
 
+def wrong(row: Row) -> list[str]:
+    """Ways of ours that did not do what they should, in words. What others get wrong is no failure of ours."""
+    return [
+        f"{way.label}: {_in_words(shown(row, way.key))}"
+        for way in WAYS
+        if way.ours and not is_right(row, way.key)
+    ]
+
+
+def vacuous(row: Row) -> list[str]:
+    return [f"{way.label}: nothing was recomputed" for way in WAYS if way.ours and is_vacuous(row, way.key)]
+
+
+def _in_words(cell: Shown) -> str:
+    return ": ".join(filter(None, (cell.word, cell.error or cell.detail)))
+
+
 def exit_code(rows: list[Row]) -> Exit:
-    """Of Retape's replay; what others get wrong is no failure of ours."""
-    if not all(replay_is_right(row) for row in rows):
+    """Of Retape's columns."""
+    if any(wrong(row) for row in rows):
         return Exit.DIFFERENT
-    return Exit.VACUOUS if any(replay_is_vacuous(row) for row in rows) else Exit.OK
+    return Exit.VACUOUS if any(vacuous(row) for row in rows) else Exit.OK
 
 
 def test_case(row: Row) -> TestCase:
-    failure = "" if replay_is_right(row) else "different"
-    failure = failure or ("vacuous" if replay_is_vacuous(row) else "")
-    cell = row.cells["replay"]
-    text = f"{cell.outcome}: {cell.detail or cell.error or 'nothing was replayed'}"
-    text += "\nAgain: retape verify --hazards"
-    return TestCase("hazards", row.hazard.name, failure=failure, text=text if failure else "")
+    told = wrong(row) or vacuous(row)
+    failure = "different" if wrong(row) else "vacuous" if told else ""
+    text = "\n".join([*told, "Again: retape verify --hazards"]) if told else ""
+    return TestCase("hazards", row.hazard.name, failure=failure, text=text)

@@ -11,11 +11,12 @@ A kind of subject is one line in KINDS.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from retape._C import UsageError
+from retape.subjects import raised
 
 
 class NotBuilt(Exception):
@@ -59,7 +61,8 @@ def hf_names() -> list[str]:
     """Every architecture of the installed transformers, as subjects."""
     from retape.subjects import hf
 
-    return [f"hf:{name}" for name in hf.architectures()]
+    with _transformers():
+        return [f"hf:{name}" for name in hf.architectures()]
 
 
 def hf_version() -> str:
@@ -88,8 +91,10 @@ def _demo(name: str, rest: str) -> Subject:
 def _hf(name: str, rest: str) -> Subject:
     from retape.subjects import hf
 
-    known = hf.architectures()
-    if rest not in known and not _is_model_class(rest):
+    with _transformers():
+        known = hf.architectures()
+        is_known = rest in known or _is_model_class(rest)
+    if not is_known:
         raise UsageError(f"[verify] no such subject: {name!r}.{_offer(rest, known, 'hf:')}")
 
     def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
@@ -112,22 +117,24 @@ def _is_model_class(name: str) -> bool:
     return isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
+@contextlib.contextmanager
+def _transformers() -> Iterator[None]:
+    """Whatever it does not let us import is a usage error: nothing has run."""
+    try:
+        yield
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, ImportError) and error.__cause__ else error
+        raise UsageError(
+            f"[verify] hf: expected the package transformers, got {cause}. Fix: pip install transformers."
+        ) from error
+
+
 def _imported(name: str, rest: str) -> Subject:
     module_name = name.partition(":")[0]
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # the module is there; something that it needs is not
-        kinds = [*KINDS, *(path.stem for path in Path.cwd().glob("*.py"))]
-        raise UsageError(
-            f"[verify] no module {module_name!r} for the subject {name!r}, here or installed."
-            f"{_offer(module_name, kinds)}"
-        ) from error
-    factory: Any = module
+    factory: Any = _module(module_name, name)
     for part in rest.split("."):
         if not hasattr(factory, part):
             names = [each for each in dir(factory) if not each.startswith("_")]
@@ -147,6 +154,29 @@ def _imported(name: str, rest: str) -> Subject:
         return seeded, None, {"dtype": dtype}
 
     return Subject(name, make, is_users=True)
+
+
+def _module(module_name: str, name: str) -> Any:
+    """UsageError, whatever importing it raises: nothing has run."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _not_imported(module_name, name, error) from error  # it is there; what it needs is not
+        kinds = [*KINDS, *(path.stem for path in Path.cwd().glob("*.py"))]
+        raise UsageError(
+            f"[verify] no module {module_name!r} for the subject {name!r}, here or installed."
+            f"{_offer(module_name, kinds)}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise _not_imported(module_name, name, error) from error
+
+
+def _not_imported(module_name: str, name: str, error: BaseException) -> UsageError:
+    return UsageError(
+        f"[verify] {name}: expected a module that can be imported, got {raised.in_short(error)}. "
+        f'Fix: make this run: python -c "import {module_name}"'
+    )
 
 
 def cpp_names() -> list[str]:

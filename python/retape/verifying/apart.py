@@ -49,7 +49,7 @@ def run(
             for row, future in zip(rows, futures, strict=True):
                 future.add_done_callback(partial(_tell, finished, row))
             for row, future, mark in zip(rows, futures, marks, strict=True):
-                results.append(_result(row, future, limit, mark))
+                results.append(_result(row, future, jobs, limit, mark))
         except BaseException:
             pool.stop()
             raise
@@ -66,22 +66,24 @@ def _tell(finished: Callable[[Case], None], row: Case, future: Future[Result]) -
         finished(row)
 
 
-def _result(row: Case, future: Future[Result], limit: float, plain_ended: Path) -> Result:
+def _result(row: Case, future: Future[Result], jobs: int, limit: float, plain_ended: Path) -> Result:
     from pebble import ProcessExpired
 
+    again = ("--jobs", str(jobs), "--time-limit", f"{limit:g}")
     try:
         return future.result()
     except TimeoutError:
         fix = f"in {limit:g} s. Fix: --time-limit {2 * limit:g}"
         if plain_ended.exists():
             reason = f"the plain step ended, the recomputed one did not {fix}, if it is slow"
-            return Result(row, DIFFERENT, reason=reason, seconds=limit)
-        return Result(row, NOT_BUILT, reason=f"the plain step did not end {fix}", seconds=limit)
+            return Result(row, DIFFERENT, reason=reason, apart=again, seconds=limit)
+        reason = f"the plain step did not end {fix}"
+        return Result(row, NOT_BUILT, reason=reason, apart=again, seconds=limit)
     except ProcessExpired as error:
         # Before the plain step has ended too: what an earlier row did to the process may be to blame.
         when = "while it recomputed" if plain_ended.exists() else "before the plain step had ended"
         reason = f"the process that ran it {_end(error.exitcode)} {when}"
-        return Result(row, DIFFERENT, reason=reason)
+        return Result(row, DIFFERENT, reason=reason, apart=again)
 
 
 def _end(exit_code: int) -> str:

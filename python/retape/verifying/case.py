@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shlex
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import retape
-from retape import _C
-from retape._step import made
+from retape import _C, _tolerance
 from retape._verdict import Verdict
+from retape.subjects import raised
 from retape.subjects.find import NotBuilt, find
 
 EQUAL, DIFFERENT, VACUOUS, NOT_BUILT = "equal", "different", "vacuous", "not built"
@@ -32,6 +31,9 @@ class Case:
     orders: bool = False
     seed: int = 0
     fault: str | None = None  # injected
+    may_be_dead: tuple[str, ...] = ()  # besides what the subject declares
+    regions: tuple[str, ...] = ()
+    tolerance: tuple[str, ...] = ()  # "float32=1e-5,1e-8"
 
     @property
     def command(self) -> str:
@@ -39,13 +41,15 @@ class Case:
         words = ["retape", "verify", self.subject]
         words += ["--policy", self.policy] if self.method == "replay" else []
         words += ["--dtype", self.dtype] if self.dtype else []
-        for layer in self.layers:
-            words += ["--layers", layer]
+        words += _repeated("--layers", self.layers)
         words += ["--method", self.method] if self.method != "replay" else []
         words += ["--steps", str(self.steps)] if self.steps != 1 else []
         words += ["--orders"] if self.orders else []
         words += ["--seed", str(self.seed)] if self.seed else []
         words += ["--inject", self.fault] if self.fault else []
+        words += _repeated("--may-be-dead", self.may_be_dead)
+        words += _repeated("--region", self.regions)
+        words += _repeated("--tolerance", self.tolerance)
         return shlex.join(words)
 
     @property
@@ -57,12 +61,18 @@ class Case:
         return what
 
 
+def _repeated(option: str, values: tuple[str, ...]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
 @dataclass
 class Result:
     case: Case
     kind: str
     verdict: Verdict | None = None
     reason: str = ""  # why it was not built
+    more: str = ""  # lines that the reason has no room for
+    apart: tuple[str, ...] = ()  # options without which a crash would not be a row
     seconds: float = 0.0
     hits: int = 0  # times that the injected fault struck
 
@@ -75,7 +85,20 @@ class Result:
 
     @property
     def explanation(self) -> str:
-        return self.reason if self.verdict is None else self.verdict.explain()
+        if self.verdict is None:
+            return "\n".join(filter(None, (self.reason, self.more)))
+        return self.verdict.explain()
+
+    @property
+    def command(self) -> str:
+        """A line that runs just this again."""
+        return " ".join([self.case.command, *self.apart])
+
+    def is_failure(self, named: Collection[str]) -> bool:
+        """Not built is one of a subject that somebody named: --all-hf asks for whatever there is."""
+        if self.kind == NOT_BUILT:
+            return self.case.subject in named
+        return self.kind != EQUAL
 
     def to_dict(self) -> dict[str, Any]:
         case = self.case
@@ -88,11 +111,14 @@ class Result:
             "steps": case.steps,
             "orders": case.orders,
             "seed": case.seed,
+            "may_be_dead": list(case.may_be_dead),
+            "regions": list(case.regions),
+            "tolerance": list(case.tolerance),
             "fault": case.fault,
             "fault_hits": self.hits,
             "kind": self.kind,
             "cause": self.cause,
-            "command": case.command,
+            "command": self.command,
             "seconds": round(self.seconds, 4),
             "verdict": None if self.verdict is None else self.verdict.to_dict(),
         }
@@ -135,9 +161,12 @@ def run(
         if not one_of_many:
             raise
         result = Result(case, NOT_BUILT, reason=str(error).removeprefix("[verify] "))
-    except Exception as error:
-        result = Result(case, NOT_BUILT, reason=_plain_error(error))
+    except (Exception, SystemExit) as error:
+        reason = f"the plain step raises {raised.in_short(error)}"
+        result = Result(case, NOT_BUILT, reason=reason, more=raised.more(error))
     else:
+        if case.fault and not fault.hits and verdict.kind != DIFFERENT:
+            verdict._verdict.add_vacuous(_did_not_strike(case.fault))
         result = Result(case, verdict.kind, verdict)
     result.seconds = time.perf_counter() - started
     result.hits = fault.hits
@@ -147,8 +176,7 @@ def run(
 def _verify(case: Case, before_recompute: Callable[[], None] | None) -> Verdict:
     dtype = None if case.dtype is None else getattr(torch, case.dtype)
     subject, inputs, options = find(case.subject).make(dtype, case.seed)
-    if inputs is None:
-        made(subject)  # a factory that makes no sense is told so before anything is compared
+    options["may_be_dead"] = (*options.get("may_be_dead", ()), *case.may_be_dead)
     layers: Any = list(case.layers) or None
     if case.layers == ("auto",):
         layers = "auto"
@@ -162,9 +190,18 @@ def _verify(case: Case, before_recompute: Callable[[], None] | None) -> Verdict:
             method=case.method,
             steps=case.steps,
             orders=case.orders,
+            tolerance=_tolerance.parsed(case.tolerance),
+            regions=case.regions,
             before_recompute=before_recompute,
             **options,
         )
+
+
+def _did_not_strike(fault: str) -> str:
+    return (
+        f"the fault {fault} did not strike: nothing here does what it breaks. "
+        f"Fix: retape verify --inject {fault}, in the model that is built in for it"
+    )
 
 
 class injected:
@@ -182,11 +219,3 @@ class injected:
         if self.fault is not None:
             self.hits = _C.fault_hits()
             _C.inject("")
-
-
-def _plain_error(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    first = lines[0] if lines else "no message"
-    name = frame.filename.rsplit("/", 1)[-1]
-    return f"the plain step raises {type(error).__name__}: {first} ({name}:{frame.lineno})"

@@ -7,14 +7,14 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 import retape
-from retape import _artefact
+from retape import _artefact, _tolerance
 from retape._progress import progress
 from retape._text import Exit, offer
 from retape.subjects import find
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 POLICIES = ("full", "cheap", "none")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 Outcome = tuple[Exit, dict[str, Any]]
-FAULTS_TAKE_NO = "policy dtype layers method steps orders".split()
-HAZARDS_TAKE_NO = ["subjects", "all_hf", "inject", "seed", "jobs", *FAULTS_TAKE_NO]
+FAULTS_TAKE_NO = "policy dtype layers method steps orders may_be_dead region tolerance".split()
+HAZARDS_TAKE_NO = ["subjects", "all_hf", "inject", "seed", "jobs", "time_limit", *FAULTS_TAKE_NO]
+TIME_LIMIT = 300.0  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +78,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also each order of losses, backward twice, two forwards then one backward",
     )
+    parser.add_argument(
+        "--may-be-dead",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help='a parameter that rightly gets no gradient, or zeros; "head.*": all that begin so; repeat for more',
+    )
+    parser.add_argument(
+        "--region",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help="must have run and been recomputed; repeat for more",
+    )
+    parser.add_argument(
+        "--tolerance",
+        action="append",
+        metavar="DTYPE=RTOL,ATOL",
+        default=[],
+        help="float32=1e-5,1e-8; repeat for another dtype (bit for bit)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and noise (0)")
     parser.add_argument(
         "--inject",
@@ -97,9 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit",
         type=float,
-        default=300.0,
         metavar="SECONDS",
-        help="for each row in a process of its own (%(default)g)",
+        help=f"for each row, in a process of its own: --jobs 1 unless it says more ({TIME_LIMIT:g})",
     )
 
 
@@ -124,14 +145,18 @@ def _check(args: argparse.Namespace) -> None:
         for value in getattr(args, name) or ():
             if value not in known:
                 _refuse(args, f"--{name}", value, known)
+    _tolerance.parsed(args.tolerance)
     if args.steps < 1:
         args.parser.error(f"--steps {args.steps}: expected at least 1")
     if args.jobs is not None and args.jobs < 0:
         args.parser.error(f"--jobs {args.jobs}: expected 0 or more")
-    if args.time_limit <= 0:
+    if args.time_limit is not None and not args.time_limit > 0:
         args.parser.error(f"--time-limit {args.time_limit:g}: expected more than 0")
-    if args.jobs and args.inject is not None:
-        _usage(args, "--jobs with --inject, which counts hits in this process. Fix: leave one out.")
+    if args.time_limit is not None and args.jobs == 0:
+        _usage(args, "--time-limit with --jobs 0: only a process can be ended. Fix: leave one out.")
+    if args.inject is not None and (args.jobs or args.time_limit is not None):
+        given = "--jobs" if args.jobs else "--time-limit"
+        _usage(args, f"{given} with --inject, which counts hits in this process. Fix: leave one out.")
     if args.method == "rerun" and args.policy:
         _usage(args, "--policy with --method rerun, which keeps nothing. Fix: leave one out.")
     if args.inject not in (None, "list", "all"):
@@ -189,12 +214,15 @@ def _cases(args: argparse.Namespace, subjects: list[str]) -> list[Case]:
             subject,
             policy,
             dtype,
-            tuple(args.layers),
-            args.method or "replay",
-            args.steps,
-            args.orders,
-            args.seed,
-            fault,
+            layers=tuple(args.layers),
+            method=args.method or "replay",
+            steps=args.steps,
+            orders=args.orders,
+            seed=args.seed,
+            fault=fault,
+            may_be_dead=tuple(args.may_be_dead),
+            regions=tuple(args.region),
+            tolerance=tuple(args.tolerance),
         )
         for subject, dtype, policy in itertools.product(
             subjects, args.dtype or [None], args.policy or ["full"]
@@ -227,21 +255,19 @@ def _run_apart(rows: Sequence[Case], jobs: int, limit: float, console: Console) 
 
 def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Outcome:
     started = time.perf_counter()
-    jobs = args.jobs
-    if jobs is None:
-        jobs = (os.cpu_count() or 1) if args.all_hf else 0
-    if jobs:
-        results = _run_apart(rows, jobs, args.time_limit, console)
+    if jobs := _jobs(args):
+        results = _run_apart(rows, jobs, args.time_limit or TIME_LIMIT, console)
     else:
         results = _run_all(rows, console, one_of_many=args.all_hf)
-    table.print_results(results, console)
+    named = args.subjects if args.all_hf else [row.subject for row in rows]
+    table.print_results(results, console, named)
     if args.junit:
-        junit.write(args.junit, [_test_case(result) for result in results])
+        junit.write(args.junit, [_test_case(result, named) for result in results])
     if args.html:
         from retape.verifying import page
 
-        page.write(args.html, page.of_results(results))
-    return exit_code(results, named=bool(args.subjects)), {
+        page.write(args.html, page.of_results(results, named))
+    return exit_code(results, named), {
         "counts": table.counts(results),
         "seconds": round(time.perf_counter() - started, 1),
         **({"transformers": find.hf_version()} if args.all_hf else {}),
@@ -249,29 +275,40 @@ def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
     }
 
 
-def exit_code(results: Sequence[Result], named: bool) -> Exit:
+def _jobs(args: argparse.Namespace) -> int:
+    """Processes; 0: this one."""
+    if args.jobs is not None:
+        return args.jobs
+    if args.all_hf:
+        return os.cpu_count() or 1
+    return 0 if args.time_limit is None else 1
+
+
+def exit_code(results: Sequence[Result], named: Collection[str]) -> Exit:
     """Different beats vacuous. What was asked for by name and could not run is the caller's mistake."""
     kinds = {result.kind for result in results}
     if DIFFERENT in kinds:
         return Exit.DIFFERENT
-    if NOT_BUILT in kinds and named:
+    if any(result.kind == NOT_BUILT and result.is_failure(named) for result in results):
         return Exit.USAGE
     if VACUOUS in kinds or EQUAL not in kinds:
         return Exit.VACUOUS
     return Exit.OK
 
 
-def _test_case(result: Result) -> junit.TestCase:
+def _test_case(result: Result, named: Collection[str]) -> junit.TestCase:
     name = " ".join(filter(None, (result.case.how, result.case.dtype, result.case.fault)))
-    failure = result.kind if result.kind in (DIFFERENT, VACUOUS) else ""
-    told = (result.cause, result.explanation, f"Again: {result.case.command}")
+    kind, failed = result.kind, result.is_failure(named)
+    told = [result.cause] if result.verdict is not None else []  # else it is told below
+    told += [result.explanation, f"Again: {result.command}"]
     return junit.TestCase(
         suite=result.case.subject,
         name=name,
         seconds=result.seconds,
-        failure=failure,
-        skipped=result.reason if result.kind == NOT_BUILT else "",
-        text="\n".join(told) if failure else "",
+        failure=kind if failed and kind != NOT_BUILT else "",
+        error=kind if failed and kind == NOT_BUILT else "",
+        skipped=result.reason if kind == NOT_BUILT and not failed else "",
+        text="\n".join(told) if failed else "",
     )
 
 
@@ -293,7 +330,7 @@ def _faults(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
     if args.html:
         from retape.verifying import page
 
-        page.write(args.html, page.of_results(results))
+        page.write(args.html, page.of_faults(found))
     return faults.exit_code(found), {
         "faults": [each.to_dict() for each in found],
         "rows": [result.to_dict() for result in results],

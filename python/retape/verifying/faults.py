@@ -10,7 +10,7 @@ from retape import _C
 from retape._text import Exit
 from retape.subjects.faults import PROGRAMS
 from retape.verifying import junit
-from retape.verifying.case import DIFFERENT, Case, Result, run
+from retape.verifying.case import DIFFERENT, NOT_BUILT, Case, Result, run
 from retape.verifying.table import shortened
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class FaultVerdict:
     text: str
     kind: str  # one of the words above
     by: str = ""  # the subject that caught it, and how it was recomputed
-    cause: str = ""  # as it was told there
+    cause: str = ""  # as it was told there; or why nothing ran
     hits: int = 0
     command: str = ""
 
@@ -92,14 +92,15 @@ def verdict(fault: _C.FaultInfo, results: Sequence[Result]) -> FaultVerdict:
     shown = rows[kind][0]
     case = shown.case
     different = shown.kind == DIFFERENT
+    is_told = different or shown.kind == NOT_BUILT
     return FaultVerdict(
         fault.id,
         fault.breaks,
         kind,
         by=f"{case.subject}, {case.how}" if different else "",
-        cause=shown.cause if different else "",
+        cause=shown.cause if is_told else "",
         hits=sum(result.hits for result in results),
-        command=case.command,
+        command=shown.command,
     )
 
 

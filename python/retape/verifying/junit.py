@@ -18,8 +18,9 @@ class TestCase:
     name: str
     seconds: float = 0.0
     failure: str = ""  # its type: "different", "vacuous"
+    error: str = ""  # its type: "not built"
     skipped: str = ""  # why
-    text: str = ""  # of a failure
+    text: str = ""  # of a failure or an error
 
 
 def write(path: str, cases: Sequence[TestCase]) -> None:
@@ -36,7 +37,7 @@ def to_xml(cases: Sequence[TestCase]) -> bytes:
         tests=str(len(cases)),
         failures=str(sum(bool(case.failure) for case in cases)),
         skipped=str(sum(bool(case.skipped) for case in cases)),
-        errors="0",
+        errors=str(sum(bool(case.error) for case in cases)),
         time=f"{sum(case.seconds for case in cases):.3f}",
     )
     for case in cases:
@@ -47,12 +48,11 @@ def to_xml(cases: Sequence[TestCase]) -> bytes:
             name=_clean(case.name),
             time=f"{case.seconds:.3f}",
         )
-        if case.failure:
-            first = case.text.splitlines()[0] if case.text else case.failure
-            failure = ElementTree.SubElement(
-                entry, "failure", type=case.failure, message=_clean(first)
-            )
-            failure.text = _clean(case.text)
+        if kind := case.failure or case.error:
+            first = case.text.splitlines()[0] if case.text else kind
+            tag = "failure" if case.failure else "error"
+            told = ElementTree.SubElement(entry, tag, type=kind, message=_clean(first))
+            told.text = _clean(case.text)
         elif case.skipped:
             ElementTree.SubElement(entry, "skipped", message=_clean(case.skipped))
     ElementTree.indent(suites)

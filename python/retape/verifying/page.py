@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,10 @@ from retape.hazards.hazard import addresses
 from retape.hazards.ways import WAYS
 from retape.verifying import table
 from retape.verifying.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Result
+from retape.verifying.faults import CAUGHT, MISNAMED, MISSED, NOT_STRUCK, FaultVerdict
 
+FAULT_TONES = {CAUGHT: "good", MISNAMED: "bad", MISSED: "bad", NOT_STRUCK: "loud"}
+FAULT_SYMBOLS = {CAUGHT: "✓", MISNAMED: "✗", MISSED: "✗", NOT_STRUCK: "○"}
 TONES = {EQUAL: "good", DIFFERENT: "bad", VACUOUS: "loud", NOT_BUILT: "quiet"}
 
 
@@ -102,7 +105,7 @@ def _hazard_row(number: int, row: HazardRow) -> Row:
     return Row(f"{number}. {hazard.title}", cells, hazard.story, addresses(hazard.sources))
 
 
-def of_results(results: Sequence[Result]) -> Page:
+def of_results(results: Sequence[Result], named: Collection[str] = ()) -> Page:
     counts = table.counts(results)
     what = {
         EQUAL: "every bit the same",
@@ -121,16 +124,16 @@ def of_results(results: Sequence[Result]) -> Page:
         "and generators. Outputs, losses, gradients, buffers and generators are compared.",
         cards=cards,
         headings=headings,
-        rows=[_result_row(result) for result in results],
+        rows=[_result_row(result, named) for result in results],
         notes=[],
-        command=results[0].case.command if len(results) == 1 else "",
+        command=results[0].command if len(results) == 1 else "",
         environment=_environment(),
     )
 
 
-def _result_row(result: Result) -> Row:
+def _result_row(result: Result, named: Collection[str]) -> Row:
     case, verdict = result.case, result.verdict
-    failed = result.kind in (DIFFERENT, VACUOUS)
+    failed = result.is_failure(named)
     symbol = table.SYMBOLS[result.kind]
     again = (verdict.ops_replayed or verdict.reruns) if verdict is not None else ""
     cells = [
@@ -146,8 +149,44 @@ def _result_row(result: Result) -> Row:
         cells,
         story=result.cause,
         details=result.explanation if failed else "",
-        command=case.command if failed else "",
+        command=result.command if failed else "",
     )
+
+
+def of_faults(found: Sequence[FaultVerdict]) -> Page:
+    """What became of each fault: that a row with one is not equal is as it should be."""
+    kinds = [each.kind for each in found]
+    texts = {
+        CAUGHT: "the first thing told",
+        MISNAMED: "found, and told as something else",
+        MISSED: "it struck, and nobody noticed",
+        NOT_STRUCK: "nothing here does what it breaks",
+    }
+    cards = []
+    for kind, text in texts.items():
+        tone = FAULT_TONES[kind] if kinds.count(kind) else "quiet"
+        cards.append(Card(kind, f"{kinds.count(kind)} of {len(found)}", text, tone))
+    return Page(
+        title="Faults injected on purpose",
+        lead="A proof that cannot fail proves nothing. Each row breaks one thing inside Retape; wherever "
+        "that strikes, verify must notice, and tell it first and by its name.",
+        cards=cards,
+        headings=["fault", "verdict", "struck", "by"],
+        rows=[_fault_row(each) for each in found],
+        notes=[],
+        command="",
+        environment=_environment(),
+    )
+
+
+def _fault_row(found: FaultVerdict) -> Row:
+    cells = [
+        Cell("verdict", found.kind, FAULT_SYMBOLS[found.kind], tone=FAULT_TONES[found.kind]),
+        Cell("struck", str(found.hits)),
+        Cell("by", found.by),
+    ]
+    command = "" if found.kind == CAUGHT else found.command
+    return Row(found.name, cells, story=found.text, details=found.cause, command=command)
 
 
 def _environment() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from retape._text import format_seconds
@@ -28,7 +28,9 @@ def sentence(results: Sequence[Result]) -> str:
     return f"{len(results)} case{'s' * (len(results) != 1)}: {', '.join(parts)}"
 
 
-def print_results(results: Sequence[Result], console: Console) -> None:
+def print_results(
+    results: Sequence[Result], console: Console, named: Collection[str] = ()
+) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -65,7 +67,7 @@ def print_results(results: Sequence[Result], console: Console) -> None:
         )
     console.print(table)
     for result in results:
-        if result.kind in (DIFFERENT, VACUOUS):
+        if result.is_failure(named):
             print_failure(result, console)
     worst = next((kind for kind in KINDS if counts(results)[kind]), EQUAL)
     console.print(sentence(results), style=STYLES[worst], markup=False)
@@ -75,12 +77,13 @@ def print_failure(result: Result, console: Console) -> None:
     """What is wrong, and the command that shows it again."""
     console.print(
         f"{SYMBOLS[result.kind]} {result.case.subject}, {result.case.how}: {result.kind}",
-        style=STYLES[result.kind],
+        style="red" if result.kind == NOT_BUILT else STYLES[result.kind],
         markup=False,
+        soft_wrap=True,
     )
     for line in result.explanation.splitlines():
         console.print(f"  {line}", markup=False, soft_wrap=True)
-    console.print(f"  Again: {result.case.command}", style="cyan", markup=False, soft_wrap=True)
+    console.print(f"  Again: {result.command}", style="cyan", markup=False, soft_wrap=True)
 
 
 def shortened(text: str) -> str:
