@@ -183,9 +183,9 @@ TEST_P(Pi05Matrix, VerifyIsEqualInEveryOrder) {
     EXPECT_EQ(verdict.kind, Verdict::Kind::Equal) << verdict.explain();
     EXPECT_EQ(verdict.orders, orders);
     EXPECT_TRUE(verdict.skipped.empty());
-    // Of each order two losses, 55 gradients, the caches and a generator; a second forward has its own
+    // Of each order two losses, 55 gradients and parameters, the caches and a generator; a second forward has its own
     // losses and caches.
-    EXPECT_EQ(verdict.tensors_compared, 5 * (2 + 55 + entries + 1) + 2 + entries);
+    EXPECT_EQ(verdict.tensors_compared, 5 * (2 + 2 * 55 + entries + 1) + 2 + entries);
   }
 }
 
