@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import math
 import os
 import re
 import statistics
@@ -77,6 +78,20 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
+
+
+def median_between(values: Sequence[float]) -> tuple[float, float, float] | None:
+    """The median, between the values of the sample that the true one lies between with 95 % certainty,
+    whatever the distribution; none for fewer than six."""
+    ordered, count = sorted(values), len(values)
+    # So many of the lowest may lie below the true median, each with an even chance.
+    below, chance = 0, 0.5**count
+    while chance <= 0.025:
+        below += 1
+        chance += math.comb(count, below) * 0.5**count
+    if below == 0:
+        return None
+    return ordered[below - 1], statistics.median(ordered), ordered[count - below]
 
 
 def format_spread(values: Sequence[float], digits: int = 2) -> str:

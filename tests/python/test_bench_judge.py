@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.python import bench_runs
 
 from retape import _artefact, cli
-from retape._text import Exit
+from retape._text import Exit, median_between
 from retape.bench import judge
 from retape.bench.judge import BROKEN, MET, UNCLEAR
 from retape.bench.result import Row, Run
 
 
-def timed(method: str, family: str, ratio: float, half: float, gflop: float) -> Row:
-    return bench_runs.row(
-        method, family, 100, 0.12 * ratio, ratio=bench_runs.spread(ratio, half), gflop=gflop
-    )
+def timed(method: str, family: str, ratios: Sequence[float], gflop: float) -> Row:
+    return bench_runs.row(method, family, 100, 0.12, ratios=list(ratios), gflop=gflop)
+
+
+def around(middle: float, half: float, rounds: int = 7) -> list[float]:
+    """Evenly spread."""
+    return [middle * (1 + half * (2 * i / (rounds - 1) - 1)) for i in range(rounds)]
 
 
 def run_of(
@@ -26,21 +31,22 @@ def run_of(
     full: float = 1.18,
     peer: float = 1.25,
     half: float = 0.002,
+    rounds: int = 7,
     group: str = "blocks",
 ) -> Run:
     """Full replays a sixth of plain's FLOPs: it may take 1.03 * 7 / 6, which is 1.2017."""
     rows = [
-        timed("plain", "plain", 1.0, 0.0, 6.0),
-        timed("retape cheap", "retape", cheap, half, 6.0),
-        timed("retape full", "retape", full, half, 7.0),
-        timed("torch checkpoint", "torch", peer, half, 7.0),
+        timed("plain", "plain", [1.0] * rounds, 6.0),
+        timed("retape cheap", "retape", around(cheap, half, rounds), 6.0),
+        timed("retape full", "retape", around(full, half, rounds), 7.0),
+        timed("torch checkpoint", "torch", around(peer, half, rounds), 7.0),
     ]
     return bench_runs.run(bench_runs.subject(rows=rows, group=group, timelines=[]))
 
 
 def verdicts(run: Run) -> dict[tuple[str, str], str]:
     return {
-        (limit.method, limit.than.split()[0]): limit.verdict for limit in judge.judge(run).limits
+        (limit.method, limit.beside.split()[0]): limit.verdict for limit in judge.judge(run).limits
     }
 
 
@@ -70,36 +76,71 @@ def test_each_limit_can_be_broken_by_itself(changes: dict, broken: set) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cheap", "half", "verdict"),
+    ("cheap", "half", "rounds", "verdict"),
     [
-        (1.04, 0.005, MET),  # 1.035 to 1.045
-        (1.045, 0.015, MET),  # 1.029 to 1.061: close together, and the median is below
-        (1.045, 0.03, UNCLEAR),  # 1.014 to 1.076
-        (1.055, 0.015, UNCLEAR),  # the median is above, a quarter of the rounds below
-        (1.08, 0.015, BROKEN),  # 1.064 to 1.096
-        (1.2, 0.1, BROKEN),  # noisy, and yet clear
-        (0.9, 0.1, MET),
+        (1.04, 0.005, 7, MET),  # of seven rounds: all of them
+        (1.04, 0.03, 7, UNCLEAR),  # 1.009 to 1.071
+        (1.04, 0.03, 101, MET),  # of a hundred: the middle twenty, 1.034 to 1.046
+        (1.06, 0.03, 7, UNCLEAR),
+        (1.06, 0.03, 101, BROKEN),
+        (1.2, 0.1, 7, BROKEN),  # noisy, and yet clear
+        (0.9, 0.1, 7, MET),
+        (0.9, 0.0, 5, UNCLEAR),  # one of two could be chance
     ],
 )
-def test_noise_decides_what_can_be_told(cheap: float, half: float, verdict: str) -> None:
-    assert verdicts(run_of(cheap=cheap, half=half, peer=2.0))[CHEAP] == verdict
+def test_noise_and_rounds_decide_what_can_be_told(
+    cheap: float, half: float, rounds: int, verdict: str
+) -> None:
+    assert verdicts(run_of(cheap=cheap, half=half, rounds=rounds, peer=2.0))[CHEAP] == verdict
 
 
-def test_a_noisy_peer_cannot_prove_that_retape_is_slower() -> None:
-    run = run_of(cheap=1.01, full=1.19, peer=1.17)
-    run.subjects[0].rows[3].ratio = (1.05, 1.17, 1.3)
+def test_a_peer_is_compared_round_by_round() -> None:
+    """What slows a round slows both."""
+    run = run_of(full=1.19)
+    slow = [1.19, 1.3, 1.7, 1.2, 1.9, 1.25, 1.4]
+    run.subjects[0].rows[2].ratios = slow
+    run.subjects[0].rows[3].ratios = [ratio * 1.02 for ratio in slow]
+    assert verdicts(run)[FULL_PEER] == MET
+    run.subjects[0].rows[3].ratios = [ratio * 0.98 for ratio in slow]
+    assert verdicts(run)[FULL_PEER] == BROKEN
+
+
+def test_a_peer_that_is_as_quick_is_not_quicker() -> None:
+    assert verdicts(run_of(full=1.18, peer=1.18))[FULL_PEER] == MET
+    run = run_of()
+    run.subjects[0].rows[3].ratios = list(reversed(around(1.18, 0.05)))
+    run.subjects[0].rows[2].ratios = around(1.18, 0.05)
     assert verdicts(run)[FULL_PEER] == UNCLEAR
 
 
 def test_what_was_not_timed_is_not_called_met() -> None:
     run = run_of()
-    run.subjects[0].rows[1].ratio = None
+    run.subjects[0].rows[1].ratios = []
     run.subjects[0].rows[2].gflop = None
     found = verdicts(run)
     assert (found[CHEAP], found[FULL], found[FULL_PEER]) == (UNCLEAR, UNCLEAR, MET)
     for row in run.subjects[0].rows:
-        row.ratio = None
+        row.ratios = []
     assert judge.judge(run).exit_code() is Exit.VACUOUS
+
+
+@pytest.mark.parametrize("count", [6, 7, 20, 31, 100])
+def test_the_median_lies_between_two_values_with_the_certainty_that_is_said(count: int) -> None:
+    """By the definition: how probable it is that too many of a sample lie on one side."""
+    ordered = [float(i) for i in range(count)]
+    low, middle, high = median_between(ordered[::-1])
+    assert middle == (count - 1) / 2
+    assert low + high == count - 1
+
+    def outside(places: int) -> float:
+        return 2 * sum(math.comb(count, i) for i in range(places)) / 2**count
+
+    assert outside(int(low) + 1) <= 0.05 < outside(int(low) + 2)
+
+
+def test_five_values_tell_nothing_of_a_median() -> None:
+    assert median_between([1.0] * 5) is None
+    assert median_between([]) is None
 
 
 def test_models_have_no_limits() -> None:
@@ -125,8 +166,8 @@ def artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (
             {"cheap": 1.06},
             3,
-            "broken: swiglu, 8 layers, float32: retape cheap takes 1.060 x plain, expected at most "
-            "plain + 5% (1.050)",
+            "broken: swiglu, 8 layers, float32: retape cheap takes 1.060 (1.058 to 1.062) x plain, "
+            "expected at most 1.050: plain + 5%",
         ),
         (
             {"cheap": 1.045, "half": 0.03},

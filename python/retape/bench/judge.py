@@ -4,8 +4,8 @@
 - `retape full` stays within 3 % of plain plus the ideal cost of what it replays: its share of FLOPs.
 - Neither is slower than torch.utils.checkpoint around the same block.
 
-Times are ratios to plain's of the same round, with their quartiles. Where those lie on both sides of a
-limit and are far apart, nobody can tell.
+A time is a ratio to plain's, or to the peer's, of the same round. Its median is known as well as the number of
+rounds and their noise allow: a limit is met, or broken, where 95 % of certainty lie on one side of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retape._text import Exit, printable
+from retape._text import Exit, median_between, printable
 from retape.bench.result import Row, Run, Spread, Subject
 
 if TYPE_CHECKING:
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 MET, BROKEN, UNCLEAR = "met", "broken", "cannot judge"
 CHEAP, FULL, PEERS = "retape cheap", "retape full", ("torch checkpoint", "torch reentrant")
 CHEAP_LIMIT, FULL_LIMIT = 0.05, 0.03
-NOISE = 0.04  # quartiles closer than this, in parts of the median: the median decides
+SAME = 0.01  # as slow as a peer: what is less means nothing
+TOO_FEW = "fewer than six rounds"
 
 
 @dataclass(frozen=True)
 class Limit:
     subject: str
     method: str
+    beside: str  # "plain", or a peer
     than: str  # "plain + 5 %"
-    ratio: Spread | None  # of the method's time to plain's
-    most: Spread | None  # that it may be
+    ratio: Spread | None  # of the method's time to that beside it: between what and what its median lies
+    most: float | None  # that it may be
     verdict: str
     why: str = ""  # it cannot be judged
 
@@ -59,52 +61,60 @@ def judge(run: Run) -> Judgement:
     return Judgement([limit for subject in blocks for limit in _judge(subject)])
 
 
-def verdict(ratio: Spread, most: Spread) -> str:
-    """A limit that is a number has quartiles of no width."""
-    if ratio[0] > most[2]:
+def verdict(ratio: Spread, met_up_to: float, broken_from: float) -> str:
+    low, _, high = ratio
+    if low > broken_from:
         return BROKEN
-    is_met = ratio[1] <= most[1] and max(_width(ratio), _width(most)) <= NOISE
-    return MET if ratio[2] <= most[0] or is_met else UNCLEAR
-
-
-def _width(spread: Spread) -> float:
-    return (spread[2] - spread[0]) / spread[1]
+    return MET if high <= met_up_to else UNCLEAR
 
 
 def _judge(subject: Subject) -> Iterator[Limit]:
     rows = {row.method: row for row in subject.rows if row.method in (CHEAP, FULL, *PEERS)}
     for method in (CHEAP, FULL):
         own = rows.get(method)
-        than, most = _beside_plain(method, own, subject.plain)
-        yield _limit(subject, method, own, than, most)
+        yield _beside_plain(subject, method, own)
         for peer in PEERS:
             if peer in rows:
-                yield _limit(subject, method, own, peer, rows[peer].ratio)
+                yield _beside_peer(subject, method, own, rows[peer])
 
 
-def _beside_plain(method: str, own: Row | None, plain: Row | None) -> tuple[str, Spread | None]:
+def _beside_plain(subject: Subject, method: str, own: Row | None) -> Limit:
+    plain = subject.plain
     if method == CHEAP:
-        return f"plain + {CHEAP_LIMIT:.0%}", _exactly(1 + CHEAP_LIMIT)
-    if own is None or plain is None or own.gflop is None or not plain.gflop:
-        return f"plain + replayed FLOPs + {FULL_LIMIT:.0%}", None
-    ideal = own.gflop / plain.gflop - 1
-    return f"plain + {ideal:.1%} of FLOPs + {FULL_LIMIT:.0%}", _exactly(
-        (1 + ideal) * (1 + FULL_LIMIT)
-    )
+        than, most = f"plain + {CHEAP_LIMIT:.0%}", 1 + CHEAP_LIMIT
+    elif own is None or plain is None or own.gflop is None or not plain.gflop:
+        than = f"plain + replayed FLOPs + {FULL_LIMIT:.0%}"
+        return Limit(subject.key, method, "plain", than, None, None, UNCLEAR, f"nothing known of {than}")
+    else:
+        ideal = own.gflop / plain.gflop - 1
+        than, most = f"plain + {ideal:.1%} of FLOPs + {FULL_LIMIT:.0%}", (1 + ideal) * (1 + FULL_LIMIT)
+    ratios = own.ratios if own is not None else []
+    return _limit(subject, method, "plain", than, ratios, most, most)
 
 
-def _exactly(ratio: float) -> Spread:
-    return ratio, ratio, ratio
+def _beside_peer(subject: Subject, method: str, own: Row | None, peer: Row) -> Limit:
+    ratios = []
+    if own is not None and own.ratios and peer.ratios:
+        ratios = [a / b for a, b in zip(own.ratios, peer.ratios, strict=True)]
+    return _limit(subject, method, peer.method, peer.method, ratios, 1 + SAME, 1.0)
 
 
-def _limit(subject: Subject, method: str, own: Row | None, than: str, most: Spread | None) -> Limit:
-    ratio = own.ratio if own is not None else None
-    if ratio is None or most is None:
-        missing = f"no time of {method}" if ratio is None else f"nothing known of {than}"
-        return Limit(subject.key, method, than, ratio, most, UNCLEAR, missing)
-    found = verdict(ratio, most)
-    why = f"quartiles {ratio[0]:.3f} to {ratio[2]:.3f}" if found == UNCLEAR else ""
-    return Limit(subject.key, method, than, ratio, most, found, why)
+def _limit(
+    subject: Subject,
+    method: str,
+    beside: str,
+    than: str,
+    ratios: Sequence[float],
+    met_up_to: float,
+    broken_from: float,
+) -> Limit:
+    ratio = median_between(ratios)
+    if ratio is None:
+        why = TOO_FEW if ratios else f"no times of {method} and {beside}"
+        return Limit(subject.key, method, beside, than, None, broken_from, UNCLEAR, why)
+    found = verdict(ratio, met_up_to, broken_from)
+    why = "more rounds would tell" if found == UNCLEAR else ""
+    return Limit(subject.key, method, beside, than, ratio, broken_from, found, why)
 
 
 def print_judgement(found: Judgement, console: Console) -> None:
@@ -120,12 +130,13 @@ def print_judgement(found: Judgement, console: Console) -> None:
 
 
 def _text(limit: Limit) -> str:
-    took = f"takes {limit.ratio[1]:.3f} x plain" if limit.ratio else "has no time"
-    most = f" ({limit.most[1]:.3f})" if limit.most else ""
-    why = f": {limit.why}" if limit.why else ""
-    return printable(
-        f"{limit.subject}: {limit.method} {took}, expected at most {limit.than}{most}{why}"
-    )
+    took = "has no time"
+    if limit.ratio is not None:
+        low, middle, high = limit.ratio
+        took = f"takes {middle:.3f} ({low:.3f} to {high:.3f}) x {limit.beside}"
+    most = f" {limit.most:.3f}:" if limit.most is not None else ""
+    why = f" ({limit.why})" if limit.why else ""
+    return printable(f"{limit.subject}: {limit.method} {took}, expected at most{most} {limit.than}{why}")
 
 
 def worst(codes: Sequence[Exit]) -> Exit:

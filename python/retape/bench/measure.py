@@ -129,6 +129,7 @@ def times(
         row.backward = _seconds(backward)
         row.total = _seconds([f + b for f, b in entry.rounds])
         row.ratio = entry.ratio()
+        row.ratios = [round(ratio, 5) for ratio in entry.ratios]
     return list(measured.values())
 
 

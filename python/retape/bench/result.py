@@ -30,6 +30,7 @@ class Row:
     backward: Spread | None = None
     total: Spread | None = None
     ratio: Spread | None = None  # of the total to plain's, round by round
+    ratios: list[float] = field(default_factory=list)  # all of them
     gflop: float | None = None  # of matrix products, convolutions and fused attention
     equal: str | None = None  # gradients and buffers beside plain's: one of the four above
     differs: list[str] = field(default_factory=list)  # names of those that make it so
