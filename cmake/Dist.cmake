@@ -18,6 +18,7 @@ add_library(retape_dist SHARED
   src/dist/group.cpp
   src/dist/group_impl.cpp
   src/dist/mutated.cpp
+  src/dist/patient_store.cpp
   src/dist/placement.cpp
   src/dist/reducer.cpp
   src/dist/roll_call.cpp
@@ -47,9 +48,10 @@ add_library(Retape::dist ALIAS retape_dist)
 set_target_properties(retape_dist PROPERTIES EXPORT_NAME dist INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
 target_include_directories(retape_dist PRIVATE src)
 target_include_directories(retape_dist SYSTEM PRIVATE ${GLOO_INCLUDE_DIR})
-set_source_files_properties(src/dist/gloo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(src/dist/gloo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
 target_link_libraries(retape_dist PUBLIC retape PRIVATE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
 target_compile_options(retape_dist PRIVATE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror)
 # GCC 12 sees overflows inside std::string where a literal and a string are added.
 target_compile_options(retape_dist PRIVATE -Wno-stringop-overflow -Wno-stringop-overread -Wno-restrict -Wno-array-bounds)
-target_precompile_headers(retape_dist PRIVATE <torch/csrc/distributed/c10d/ProcessGroup.hpp>)
+retape_unite_folders(retape_dist)
+target_precompile_headers(retape_dist PRIVATE <ATen/Functions.h> <torch/csrc/distributed/c10d/ProcessGroup.hpp>)

@@ -1,28 +1,36 @@
 # pybind11 as bundled in the torch wheel, so that tensors and exceptions are torch's own.
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 find_library(TORCH_PYTHON_LIBRARY torch_python PATHS ${TORCH_INSTALL_PREFIX}/lib REQUIRED)
-Python_add_library(_C MODULE bindings/module.cpp bindings/policy.cpp bindings/recompute.cpp bindings/memory.cpp
+
+# A module and the library of ours that it binds.
+function(retape_add_module name library)
+  Python_add_library(${name} MODULE ${ARGN})
+  target_link_libraries(${name} PRIVATE ${library} ${TORCH_PYTHON_LIBRARY})
+  target_compile_options(${name} PRIVATE -Wall -Wextra -Wno-unused-parameter)
+  set_target_properties(${name} PROPERTIES
+    INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib"
+    DEFINE_SYMBOL "")  # a macro of its own would forbid precompiled headers of another's
+  install(TARGETS ${name} LIBRARY DESTINATION . COMPONENT python)
+endfunction()
+
+retape_add_module(_C retape bindings/module.cpp bindings/policy.cpp bindings/recompute.cpp bindings/memory.cpp
   bindings/check.cpp bindings/output_discard.cpp bindings/rerun.cpp bindings/rows.cpp bindings/verify.cpp)
-target_link_libraries(_C PRIVATE retape ${TORCH_PYTHON_LIBRARY})
-target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C RETAPE_BUILT_FOR_TORCH="${Torch_VERSION}")
-target_compile_options(_C PRIVATE -Wall -Wextra -Wno-unused-parameter)
-target_precompile_headers(_C PRIVATE <torch/csrc/utils/pybind.h>)
-set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
-install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
+set_source_files_properties(bindings/module.cpp PROPERTIES
+  COMPILE_DEFINITIONS RETAPE_BUILT_FOR_TORCH="${Torch_VERSION}")
+target_precompile_headers(_C PRIVATE
+  <torch/csrc/autograd/python_cpp_function.h>
+  <torch/csrc/utils/pybind.h>
+  <pybind11/stl.h>)
 
 # Sums over ranks: imported by `retape.dist` alone.
-Python_add_library(_dist MODULE bindings/dist.cpp bindings/gradcheck.cpp)
-target_link_libraries(_dist PRIVATE retape_dist ${TORCH_PYTHON_LIBRARY})
-target_compile_definitions(_dist PRIVATE TORCH_EXTENSION_NAME=_dist)
-target_compile_options(_dist PRIVATE -Wall -Wextra -Wno-unused-parameter)
-set_target_properties(_dist PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
-install(TARGETS _dist LIBRARY DESTINATION . COMPONENT python)
+retape_add_module(_dist retape_dist bindings/dist.cpp bindings/gradcheck.cpp)
+target_precompile_headers(_dist REUSE_FROM _C)
 
 # The C++ models, which only `retape verify cpp:...` imports.
 add_subdirectory(models)
-Python_add_library(_models MODULE bindings/models.cpp)
-target_link_libraries(_models PRIVATE retape_models ${TORCH_PYTHON_LIBRARY})
-target_compile_definitions(_models PRIVATE TORCH_EXTENSION_NAME=_models)
-target_compile_options(_models PRIVATE -Wall -Wextra)
-set_target_properties(_models PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
-install(TARGETS _models LIBRARY DESTINATION . COMPONENT python)
+retape_add_module(_models retape_models bindings/models.cpp)
+target_precompile_headers(_models REUSE_FROM retape_models)
+
+# Glue: what it calls is compiled as ever, and its templates take minutes otherwise.
+target_compile_options(_C PRIVATE -O1)
+target_compile_options(_dist PRIVATE -O1)

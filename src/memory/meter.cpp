@@ -8,6 +8,8 @@
 #include "memory/running_ops.h"
 #include "record/shape_text.h"
 
+#include <ATen/Parallel.h>
+
 #include <atomic>
 #include <mutex>
 #include <optional>
@@ -44,9 +46,14 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
     count(allocation, -static_cast<int64_t>(allocation.bytes));
   }
 
+  // Other threads of a kernel do not know what it runs for: they go on with what was last.
+  Phase phase_of_this_thread() const {
+    return at::in_parallel_region() && at::get_thread_num() != 0 ? last : detail::current_phase();
+  }
+
   void count(const detail::Allocation& allocation, int64_t bytes) {
-    const auto phase = detail::current_phase();
     std::lock_guard<std::mutex> lock(mutex);
+    const auto phase = last = phase_of_this_thread();
     if (phase == Phase::Forward) {
       in_backward = false;
     } else if (!in_backward) {
@@ -87,6 +94,7 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
   int64_t peak = 0;
   std::optional<int64_t> held;
   bool in_backward = false;
+  Phase last = Phase::Forward;
   std::vector<MemoryEvent> events;
   detail::RegionsOfNodes regions;
   std::unordered_map<uint64_t, size_t> born;  // of what is live: the event of its allocation

@@ -130,6 +130,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
   info.overwrites = op.hasTag(at::Tag::out) || listed(lists::kOverwrite, name);
   info.routes = listed(lists::kRouting, name);
   info.on_cpu_only = listed(lists::kUnorderedOffCpu, name);
+  info.picks = listed(lists::kPicks, name);
   if (listed(lists::kUpdateStatistics, name)) {
     info.scratch = {3, 4};
     info.writes.clear();
@@ -139,7 +140,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
     info.is_view = true;
   }
 
-  const bool effectful = op.hasTag(at::Tag::dynamic_output_shape) ||
+  const bool effectful = (op.hasTag(at::Tag::dynamic_output_shape) && !info.picks) ||
       op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::inplace_view) ||
       op.hasTag(at::Tag::maybe_aliasing_or_mutating) || listed(lists::kHiddenState, name);
   const bool known = trusted || (op.hasTag(at::Tag::pt2_compliant_tag) && !info.random);

@@ -26,6 +26,7 @@ struct OpInfo {
   bool is_view = false;        // returns its argument's storage, writes nothing
   bool has_recipe = false;     // may be replayed at all
   bool on_cpu_only = false;    // ... but not on a device whose kernel adds in any order
+  bool picks = false;          // ... nor by a mask, nor less than what it picks from
   bool cheap = false;          // costs memory traffic only
   bool pointwise = false;      // looks at nothing but its elements
   bool random = false;         // draws from a generator

@@ -44,6 +44,12 @@ constexpr std::array kUninitialized{
     Names("aten::new_zeros"),
 };
 
+// Pick elements of their first argument. Tagged as if their shapes depended on values, which holds for masks
+// alone: what integers pick has the shape of the integers.
+constexpr std::array kPicks{
+    Names("aten::index"),
+};
+
 // In-place ops that leave nothing of what was there (out= variants are known by their tag).
 constexpr std::array kOverwrite{
     Names("aten::copy_"),

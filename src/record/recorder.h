@@ -92,6 +92,7 @@ class Recorder final : private Shelf {
     c10::SmallVector<Token*, 4> waiting;
     int unwritten = -1;  // argument that its schema says it writes, and it does not
     bool may_make(const c10::StorageImpl* storage) const;  // it, or a new version of it
+    bool is_small_pick(const at::Tensor& result) const;
     bool touches(const c10::StorageImpl* storage) const;
     bool writes_to(const c10::StorageImpl* storage) const;
   };

@@ -2,6 +2,7 @@
 
 #include <retape/dry_run.h>
 
+#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -33,6 +34,19 @@ TEST(MemoryMeter, NestedMetersHaveTheirOwnZero) {
   EXPECT_EQ(inner.current(), 40);
   EXPECT_EQ(outer.current(), 40);
   EXPECT_EQ(outer.peak(), 440);
+}
+
+// Fused attention's backward takes scratch in each of its threads.
+TEST(MemoryMeter, WhatThreadsOfAKernelAllocateInBackwardIsNoNewForward) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  const auto q = leaf({2, 4, 64, 32}), k = leaf({2, 4, 64, 32}), v = leaf({2, 4, 64, 32});
+  MemoryMeter meter;
+  const auto loss = at::scaled_dot_product_attention(q, k, v).sum();
+  const auto after_forward = meter.current();
+  loss.backward();
+  EXPECT_NEAR(static_cast<double>(meter.held()), static_cast<double>(after_forward), 8);
+  at::set_num_threads(before);
 }
 
 TEST(MemoryMeter, NothingIsInstalledWithoutOne) {

@@ -227,6 +227,35 @@ TEST(OpInfo, ListsOfTensorsAreReplayedAndListsOfListsAreNot) {
   EXPECT_EQ((asked([&] { call<Tensor(const Tensor&, const Groups&)>("sum_of_all", x, groups); })), Values{});
 }
 
+TEST(OpInfo, WhatIntegersPickIsReplayedAndWhatAMaskPicksIsKept) {
+  const auto x = leaf({4, 4}).detach();
+  const auto rows = torch::tensor({2, 0, 2, 1});
+  const auto mask = torch::tensor({true, false, true, true});
+  using at::indexing::Slice;
+  EXPECT_EQ(asked([&] { x.index({rows}); }), Values{"aten::index cheap"});
+  EXPECT_EQ(asked([&] { x.index({Slice(), rows}); }), Values{"aten::index cheap"});
+  EXPECT_EQ(asked([&] { x.index({mask}); }), Values{});
+  const auto bytes = mask.to(at::kByte);
+  EXPECT_EQ(asked([&] { x.index({bytes}); }), Values{});
+  EXPECT_EQ(asked([&] { x.index({mask, rows.slice(0, 1)}); }), Values{});
+  for (const auto& picked : {rows, mask}) {
+    expect_same(
+        [&](const auto& leaves) {
+          const auto h = leaves[0].detach() * 3;
+          return (h.index({picked}).sin() * leaves[0].index({picked}).cos()).sum();
+        },
+        {leaf({4, 4})});
+  }
+}
+
+TEST(OpInfo, APickSmallerThanItsSourceIsKeptUnlessTheSourceIsThereAnyway) {
+  const auto x = leaf({4, 4}).detach();
+  const auto few = torch::tensor({2, 0}), many = few.repeat(2);
+  EXPECT_EQ(asked([&] { x.index({few}); }), Values{"aten::index cheap"});  // x was given
+  EXPECT_EQ(asked([&] { (x * 2).index({few}); }), Values{"aten::mul cheap"});
+  EXPECT_EQ(asked([&] { (x * 2).index({many}); }), (Values{"aten::mul cheap", "aten::index cheap"}));
+}
+
 TEST(OpInfo, IntegersThatChooseWhereDataGoesAreKept) {
   const auto x = leaf({4, 4}).detach();
   EXPECT_EQ(asked([&] { torch::topk(x, 2); }), Values{"aten::topk"});  // the values

@@ -27,7 +27,7 @@ class Plain:
             run_or_show(
                 ["cmake", "-S", str(self.root), "-B", str(self.folder), "-G", "Ninja",
                  f"-DPython_EXECUTABLE={python}", "-DRETAPE_BUILD_TESTS=ON",
-                 "-DRETAPE_BUILD_PYTHON=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
+                 "-DRETAPE_BUILD_PYTHON=OFF", "-DRETAPE_UNITY=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
             )  # fmt: skip
         subprocess.run(["cmake", "--build", str(self.folder), "-j", str(jobs)], check=True)
 

@@ -1,0 +1,399 @@
+// How the recorder takes one op: its arguments before it runs, and what it has made when it has ended.
+#include "record/recorder.h"
+
+#include "check/examiner.h"
+#include "check/fault.h"
+#include "record/each_tensor.h"
+#include "recompute/token.h"
+
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+
+namespace retape::detail {
+
+namespace {
+
+// Few distinct ones ever exist; ops point at them for as long as graphs live.
+const Flags* interned(const Flags& flags) {
+  static std::mutex mutex;
+  static auto* all = new std::deque<Flags>;
+  std::lock_guard<std::mutex> lock(mutex);
+  for (const auto& known : *all) {
+    if (known == flags) {
+      return &known;
+    }
+  }
+  return &all->emplace_back(flags);
+}
+
+bool contains(c10::ArrayRef<uint16_t> list, size_t item) {
+  return std::find(list.begin(), list.end(), item) != list.end();
+}
+
+}  // namespace
+
+bool Recorder::Flight::touches(const c10::StorageImpl* storage) const {
+  return std::find(touched.begin(), touched.end(), storage) != touched.end();
+}
+
+bool Recorder::Flight::writes_to(const c10::StorageImpl* storage) const {
+  return std::any_of(writes.begin(), writes.end(), [&](const Written& written) {
+    return written.storage.unsafeGetStorageImpl() == storage;
+  });
+}
+
+bool Recorder::Flight::may_make(const c10::StorageImpl* storage) const {
+  return info != nullptr && (writes_to(storage) || !touches(storage));
+}
+
+// Keeping it holds fewer bytes than keeping what it was picked from, unless that is there anyway.
+bool Recorder::Flight::is_small_pick(const at::Tensor& result) const {
+  if (!op || !info->picks) {
+    return false;
+  }
+  const auto& source = op->inputs.front();
+  return result.storage().nbytes() < source.nbytes && !source.value->leaf;
+}
+
+void Recorder::run(
+    const c10::OperatorHandle& handle,
+    const OpInfo& info,
+    c10::DispatchKeySet below,
+    torch::jit::Stack* stack) {
+  Flight flight;
+  flight_ = &flight;
+  struct Landing {  // whatever happens, the thread is between ops again
+    Recorder& recorder;
+    ~Landing() { recorder.flight_ = nullptr; }
+  } landing{*this};
+
+  const auto birth = region().policy.impl().birth(info);
+  const bool recorded = info.has_recipe && birth != Birth::Keep;
+  if (!recorded && !info.uninitialized && info.writes.empty() && info.scratch.empty() &&
+      !region().decider) {
+    handle.redispatchBoxed(below, stack);  // its results are roots, found when somebody reads them
+    return;
+  }
+  flight.info = &info;
+  std::unique_ptr<Draw> draw;
+  if (recorded) {
+    flight.op = c10::make_intrusive<Op>();
+    if (info.random) {
+      draw = Draw::before(info, torch::jit::last(*stack, info.arguments));
+    }
+  }
+  c10::SmallVector<Made, 2> made;
+  try {
+    prepare(flight, *stack);
+    if (tape_->examiner && flight.op) {
+      flight.unwritten = left_unwritten(info, torch::jit::last(*stack, info.arguments));
+      flight.op->witness = tape_->examiner->witness(info, *stack);
+    }
+    handle.redispatchBoxed(below, stack);
+    made = made_by(flight, *stack);
+    if (tape_->examiner && flight.op) {
+      show(flight, made);
+    }
+    if (flight.op && birth == Birth::Ask) {
+      ask(flight, made);  // without the lock: a user's function may run anything
+    }
+  } catch (...) {
+    abandon(flight);
+    throw;
+  }
+  if (flight.op && draw && draw->moved()) {
+    flight.op->draw = std::move(draw);
+  }
+  finish(flight, made);
+}
+
+void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
+  const OpInfo& info = *flight.info;
+  const auto args = torch::jit::last(stack, info.arguments);
+  const bool training = info.training_arg >= 0 && args[info.training_arg].isBool() &&
+      args[info.training_arg].toBool();
+  if (flight.op) {
+    const auto flags = Flags::now(info.cheap ? flags_ : nullptr);
+    if (flags_ == nullptr || !(*flags_ == flags)) {
+      flags_ = interned(flags);
+    }
+    flight.op->info = &info;
+    flight.op->region = &region();
+    flight.op->flags = flags_;
+    flight.op->order = order_++;
+  }
+
+  TapeLock lock(*tape_);
+  if (region().decider) {
+    region().decider->before_op();
+  }
+  for (size_t i = 0; i < args.size(); ++i) {
+    const auto role = contains(info.writes, i)            ? Role::Write
+        : training && contains(info.scratch, i) ? Role::Scratch
+                                                : Role::Read;
+    bool taken = false;
+    each_tensor(args[i], [&](const at::Tensor& tensor, int element) {
+      if (tensor.defined()) {
+        taken = true;
+        take(flight, tensor, i, element, role);
+      }
+    });
+    if (!flight.op) {
+      continue;
+    }
+    if (args[i].isTensorList()) {
+      flight.op->lists.push_back(
+          {static_cast<uint16_t>(i), static_cast<uint32_t>(args[i].toListRef().size()), false});
+      taken = true;
+    } else if (args[i].isOptionalTensorList()) {
+      flight.op->lists.push_back(
+          {static_cast<uint16_t>(i), static_cast<uint32_t>(args[i].toListRef().size()), true});
+      taken = true;
+    }
+    flight.op->args.push_back(taken ? c10::IValue() : args[i]);
+  }
+  settle_aliases(flight);
+  save_what_is_overwritten(flight);
+}
+
+void Recorder::take(Flight& flight, const at::Tensor& tensor, size_t arg, int element, Role role) {
+  if (!is_plain(tensor)) {
+    flight.op.reset();
+    return;
+  }
+  const auto& storage = tensor.storage();
+  flight.touched.push_back(storage.unsafeGetStorageImpl());
+  const bool is_mask = tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+  if ((flight.info->on_cpu_only && !tensor.is_cpu()) || (flight.info->picks && is_mask)) {
+    flight.op.reset();
+  }
+  if (role == Role::Write || role == Role::Scratch) {
+    take_written(flight, tensor, role);
+  }
+  if (!flight.op) {
+    return;
+  }
+  c10::intrusive_ptr<Value> value;
+  if (role == Role::Read || role == Role::Write) {
+    value = find_or_root(tensor);
+  } else if (role == Role::Scratch && injected(Fault::BatchNormTwice)) {
+    value = describe(storage, tensor.unsafeGetTensorImpl()->version_counter());
+    value->keep(storage);
+  }
+  Input& input = flight.op->add_input(std::move(value), tensor);
+  input.nbytes = storage.nbytes();
+  input.device = storage.device_type();
+  input.arg = static_cast<uint16_t>(arg);
+  input.element = element;
+  input.role = role;
+}
+
+void Recorder::take_written(Flight& flight, const at::Tensor& tensor, Role& role) {
+  const auto& storage = tensor.storage();
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  Written written{storage, counter, find(storage, counter)};
+  const auto& before = written.before;
+  if (before) {
+    written.version_before = before->counter.current_version();
+  }
+  if (flight.op && role == Role::Write) {
+    const bool known = before && (before->recipe || before->uninitialized);
+    if (known && flight.info->overwrites && View(tensor).covers(storage.nbytes())) {
+      role = Role::Fresh;
+    } else if (!known || before->uninitialized) {
+      // What was given stays where it is: its next version is a root, and costs nothing more.
+      flight.op.reset();
+    }
+    if (flight.op) {
+      written.input = static_cast<int>(flight.op->inputs.size());
+    }
+  }
+  flight.writes.push_back(std::move(written));
+}
+
+// An op that overwrites a storage it also reads does read it.
+void Recorder::settle_aliases(Flight& flight) {
+  if (!flight.op) {
+    return;
+  }
+  for (const auto& written : flight.writes) {
+    const auto* storage = written.storage.unsafeGetStorageImpl();
+    if (written.input < 0 || flight.op->inputs[written.input].role != Role::Fresh ||
+        std::count(flight.touched.begin(), flight.touched.end(), storage) == 1) {
+      continue;
+    }
+    if (!written.before->recipe) {
+      flight.op.reset();
+      return;
+    }
+    auto& input = flight.op->inputs[written.input];
+    input.role = Role::Write;
+    input.value = written.before;
+    ++input.value->readers;
+  }
+}
+
+// Recipes read the old version: if it cannot be replayed, it is copied before it goes.
+void Recorder::save_what_is_overwritten(Flight& flight) {
+  for (auto& written : flight.writes) {
+    if (!written.before || written.before->hold != Hold::Kept || written.before->copied) {
+      continue;
+    }
+    Value& before = *written.before;
+    if (before.recipe) {
+      drop(before);
+    } else if (before.readers > 0) {
+      if (!injected(Fault::StaleVersion)) {
+        before.data = copy_of(written.storage);
+      }
+      before.copied = true;
+    }
+  }
+}
+
+c10::SmallVector<Recorder::Made, 2> Recorder::made_by(
+    const Flight& flight,
+    const torch::jit::Stack& stack) const {
+  c10::SmallVector<Made, 2> made;
+  const OpInfo& info = *flight.info;
+  if (!flight.op && !info.uninitialized) {
+    return made;
+  }
+  c10::SmallVector<const c10::StorageImpl*, 4> seen;
+  int32_t index = 0;
+  for (const auto& result : torch::jit::last(stack, info.returns)) {
+    each_tensor(result, [&](const at::Tensor& tensor, int) {
+      const int32_t source = index++;
+      if (!tensor.defined() || !is_plain(tensor)) {
+        return;
+      }
+      const auto* storage = tensor.storage().unsafeGetStorageImpl();
+      const bool routing = info.routes && !tensor.is_floating_point() && !tensor.is_complex();
+      if (routing || flight.is_small_pick(tensor) || flight.touches(storage) ||
+          std::find(seen.begin(), seen.end(), storage) != seen.end()) {
+        return;
+      }
+      seen.push_back(storage);
+      made.push_back({tensor, 0, source});
+    });
+  }
+  for (size_t i = 0; i < flight.writes.size(); ++i) {
+    const auto& written = flight.writes[i];
+    const auto* storage = written.storage.unsafeGetStorageImpl();
+    if (flight.op && written.input >= 0 &&
+        std::find(seen.begin(), seen.end(), storage) == seen.end()) {
+      seen.push_back(storage);
+      made.push_back({at::Tensor(), i, -written.input - 1});
+    }
+  }
+  return made;
+}
+
+void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
+  const auto& impl = scopes_.back()->policy.impl();
+  for (size_t i = 0; i < made.size(); ++i) {
+    auto& item = made[i];
+    const View view = item.tensor.defined() ? View(item.tensor)
+                                            : flight.op->inputs[flight.writes[item.write].input].view;
+    const auto& storage =
+        item.tensor.defined() ? item.tensor.storage() : flight.writes[item.write].storage;
+    const ValueInfo info{
+        flight.info->name.name,
+        flight.info->name.overload_name,
+        scopes_.back()->name,
+        view.sizes(),
+        view.dtype(),
+        storage.nbytes(),
+        i,
+        flight.info->cheap};
+    item.keep = impl.decide(info) == Decision::Keep;
+  }
+}
+
+// To whoever will compare.
+void Recorder::show(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
+  for (auto& item : made) {
+    if (item.tensor.defined()) {
+      item.seen = tape_->examiner->seen(item.tensor);
+      continue;
+    }
+    // All that was seen of the version before, not of the storage: a reduction's is larger than its
+    // result, and the rest of it is garbage.
+    const auto& written = flight.writes[item.write];
+    const auto& input = flight.op->inputs[written.input];
+    if (input.arg != flight.unwritten) {
+      const bool known = written.before && written.before->seen;
+      item.seen = tape_->examiner->seen((known ? written.before->seen->view : input.view).on(written.storage));
+    }
+  }
+}
+
+void Recorder::finish(Flight& flight, c10::SmallVectorImpl<Made>& made) {
+  TapeLock lock(*tape_);
+  for (const auto& written : flight.writes) {
+    supersede(written);
+  }
+  for (auto& item : made) {
+    if (!item.keep) {
+      enter(flight, item);
+    }
+  }
+  if (flight.op && !flight.op->results.empty()) {
+    region().counters.ops_recorded.add(1);
+  }
+  bind_waiting(flight);
+  flight.op.reset();
+  flight.writes.clear();
+}
+
+void Recorder::enter(Flight& flight, Made& made) {
+  const auto& storage =
+      made.tensor.defined() ? made.tensor.storage() : flight.writes[made.write].storage;
+  const auto& counter = made.tensor.defined()
+      ? made.tensor.unsafeGetTensorImpl()->version_counter()
+      : flight.writes[made.write].counter;
+  auto value = describe(storage, counter);
+  if (flight.op) {
+    value->slot = static_cast<uint32_t>(flight.op->results.size());
+    value->recipe = flight.op;
+    flight.op->results.push_back({value.get(), made.source});
+    if (made.seen) {
+      value->seen = std::move(made.seen);
+      tape_->examiner->enter(tape_->number, *flight.op, *value);
+    }
+  } else {
+    value->uninitialized = true;
+  }
+  set_current(storage.unsafeGetStorageImpl(), value);
+  if (flight.op && region().decider) {
+    region().decider->made(*value);
+  }
+}
+
+// The storage holds a new version, with a recipe or without.
+void Recorder::supersede(const Written& written) {
+  if (written.before) {
+    Value& before = *written.before;
+    before.superseded = true;
+    const bool unseen = before.counter.current_version() == written.version_before;
+    if (unseen && before.tokens > 0) {
+      before.alias = written.storage;
+    }
+  }
+  table_.erase(written.storage.unsafeGetStorageImpl());
+}
+
+// The op failed, or what it made is not to be had: no recipe comes of it.
+void Recorder::abandon(Flight& flight) {
+  TapeLock lock(*tape_);
+  for (const auto& written : flight.writes) {
+    supersede(written);
+  }
+  bind_waiting(flight);
+  flight.op.reset();
+  flight.writes.clear();
+}
+
+}  // namespace retape::detail

@@ -1,0 +1,1 @@
+// A precompiled header needs a source that uses it; the header is in CMakeLists.txt.
