@@ -6,6 +6,7 @@ PY := $(VENV)/bin/python
 BUILD := build
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake include src bindings python -type f -not -name '*.pyc')
 CPP_TESTS := $(shell find tests/cpp examples/cpp models bench -type f)
+RANK_TESTS := dist* gradcheck* ranks_page
 WORKERS ?= 2
 N ?= 100000
 SEED ?= 0
@@ -13,9 +14,10 @@ SEED ?= 0
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 export CCACHE_SLOPPINESS := pch_defines,time_macros
+export CCACHE_DEPEND := 1
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: demo test test-cpp test-python setup build fuzz sanitize bench lint proofs proofs-hf mutants clean
+.PHONY: demo test test-cpp test-python test-ranks setup build fuzz sanitize bench lint proofs proofs-hf mutants clean
 
 demo: build
 	$(PY) -m retape demo
@@ -53,6 +55,11 @@ test-cpp: $(BUILD)/tests/.built
 
 test-python: build $(BUILD)/tests/.built
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python tests/conformance
+
+# Of these, what ranks do: at most three minutes on two cores.
+test-ranks: build $(BUILD)/tests/.built
+	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure -j $(WORKERS) -R '^dist'
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(wildcard $(RANK_TESTS:%=tests/python/test_%.py))
 
 # Random programs without end: N of them, from SEED on. A failing one is shrunk and printed; what was
 # counted, if none failed, is there for `make proofs`.

@@ -5,6 +5,7 @@
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 namespace retape::python {
@@ -95,6 +96,32 @@ void bind_topology(py::module_& module) {
       .def("__repr__", [](const Topology& topology) { return "<Topology " + topology.text() + ">"; });
 }
 
+Order order_of(bool ordered) {
+  return ordered ? Order::ByRank : Order::Any;
+}
+
+// A tensor, or a Partial's.
+at::Tensor summand(const char* function, const std::string& name, const py::object& given) {
+  const auto kind = py::str(py::type::of(given).attr("__name__")).cast<std::string>();
+  const auto value = kind == "Partial" ? py::object(given.attr("value")) : given;
+  if (THPVariable_Check(value.ptr())) {
+    return value.cast<at::Tensor>();
+  }
+  throw py::type_error(
+      "[" + std::string(function) + "] '" + name + "': " +
+      (kind == "Replicated" ? "a Replicated value in a sum would be counted once per rank. Fix: "
+                              "retape.dist.contribute_once(name, replicated, group)."
+                            : "expected a tensor or a Partial, got " + kind + "."));
+}
+
+// Ctrl-C, where a main thread waits for other ranks.
+void look_for_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
+  }
+}
+
 Group group_of(
     std::string name, const std::string& group_name, std::vector<int> ranks, double timeout, std::optional<int> host) {
   GroupOptions options;
@@ -104,6 +131,7 @@ Group group_of(
 }
 
 void bind_group(py::module_& module) {
+  module.def("leave", &leave, kNoGil, "Before this process ends: those who wait for it are told.");
   py::class_<Pending, Holder<Pending>>(module, "Pending", "A call under way.").def("wait", &Pending::wait, kNoGil);
 
   py::class_<Group, Holder<Group>>(module, "Group")
@@ -115,8 +143,27 @@ void bind_group(py::module_& module) {
       .def_property_readonly("index", &Group::index, "Of this process, in the group.")
       .def_property_readonly("rank", &Group::rank, "Of this process, among all.")
       .def_property_readonly("leads", &Group::leads)
-      .def("sum", &Group::sum, py::arg("name"), py::arg("tensor"), kNoGil, "In place.")
-      .def("sum_async", &Group::sum_async, py::arg("name"), py::arg("tensor"), kNoGil)
+      .def_property_readonly(
+          "timeout",
+          [](const Group& group) { return std::chrono::duration<double>(group.timeout()).count(); },
+          "Seconds that a call waits for others.")
+      .def(
+          "sum",
+          [](const Group& group, const std::string& name, const py::object& given, bool ordered) {
+            const auto tensor = summand("Group.sum", name, given);
+            const py::gil_scoped_release no_gil;
+            group.sum(name, tensor, order_of(ordered));
+          },
+          py::arg("name"), py::arg("tensor"), py::kw_only(), py::arg("ordered") = false,
+          "In place. ordered: one rank after the other, as one process would add, and as many times the memory.")
+      .def(
+          "sum_async",
+          [](const Group& group, const std::string& name, const py::object& given, bool ordered) {
+            const auto tensor = summand("Group.sum_async", name, given);
+            const py::gil_scoped_release no_gil;
+            return group.sum_async(name, tensor, order_of(ordered));
+          },
+          py::arg("name"), py::arg("tensor"), py::kw_only(), py::arg("ordered") = false)
       .def("broadcast", &Group::broadcast, py::arg("name"), py::arg("tensor"), py::arg("from_index") = 0, kNoGil)
       .def("gather", &Group::gather, py::arg("name"), py::arg("tensor"), kNoGil, "One tensor per member.")
       .def("barrier", &Group::barrier, py::arg("name"), kNoGil)
@@ -136,11 +183,12 @@ void bind_group(py::module_& module) {
 void bind_sums(py::module_& module) {
   py::class_<SumReducer, Holder<SumReducer>>(module, "SumReducer")
       .def(
-          py::init([](const Group& group, int64_t bucket_bytes, std::optional<at::ScalarType> wire, bool check_finite) {
-            return SumReducer(group, ReducerOptions{bucket_bytes, wire, check_finite});
+          py::init([](const Group& group, int64_t bucket_bytes, std::optional<at::ScalarType> wire, bool check_finite,
+                      bool ordered) {
+            return SumReducer(group, ReducerOptions{bucket_bytes, wire, check_finite, order_of(ordered)});
           }),
           py::arg("group"), py::arg("bucket_bytes") = 25 << 20, py::arg("wire") = py::none(),
-          py::arg("check_finite") = false)
+          py::arg("check_finite") = false, py::arg("ordered") = false)
       .def("_add", [](SumReducer& reducer, const std::string& name, const at::Tensor& tensor) {
         reducer.add(name, Partial<at::Tensor>(tensor));
       })
@@ -161,26 +209,41 @@ void bind_sums(py::module_& module) {
         return contribute_once(name, Replicated<at::Tensor>(value), group, owner).value();
       },
       kNoGil);
+  module.def(
+      "contribute_from",
+      [](const std::string& name, const at::Tensor& value, const Group& group, int owner) {
+        return contribute_from(name, value, group, owner).value();
+      },
+      kNoGil);
   py::class_<GlobalCount>(module, "GlobalCount", "How many there are on all ranks. Made by count_global alone.")
       .def_property_readonly("value", &GlobalCount::value)
       .def_property_readonly("ranks", &GlobalCount::ranks, "That have counted.")
       .def("__int__", &GlobalCount::value)
       .def("__repr__", [](const GlobalCount& count) { return "GlobalCount(" + std::to_string(count.value()) + ")"; });
   module.def("count_global", &count_global, py::arg("name"), py::arg("local"), py::arg("group"), kNoGil);
+  py::class_<StepCounts, Holder<StepCounts>>(module, "StepCounts")
+      .def(
+          py::init([](const std::vector<std::pair<std::string, int64_t>>& local, const Group& group) {
+            return StepCounts(local, group);
+          }),
+          py::arg("local"), py::arg("group"), kNoGil)
+      .def("__getitem__", &StepCounts::operator[]);
   module.def(
       "normalize",
       [](const at::Tensor& sum, const GlobalCount& count, const std::optional<Group>& group) {
         return (group ? normalize(sum, count, *group) : normalize(sum, count)).value();
       },
       kNoGil);
+  module.def(
+      "global_mean", &global_mean, py::arg("name"), py::arg("sum"), py::arg("count"), py::arg("group"), kNoGil);
   module.def("global_residual", &global_residual, py::arg("name"), py::arg("local"), py::arg("group"), kNoGil);
   module.def(
       "clip_grad_norm",
-      [](const std::vector<std::pair<std::vector<at::Tensor>, Group>>& given, double max_norm, const Group& everyone,
-         double norm_type, bool error_if_nonfinite) {
+      [](const std::vector<std::tuple<std::vector<at::Tensor>, Group, bool>>& given, double max_norm,
+         const Group& everyone, double norm_type, bool error_if_nonfinite) {
         std::vector<Held> held;
-        for (const auto& [parameters, replicas] : given) {
-          held.push_back({parameters, replicas});
+        for (const auto& [parameters, replicas, elsewhere] : given) {
+          held.push_back({parameters, replicas, elsewhere});
         }
         return clip_grad_norm(held, max_norm, everyone, {norm_type, error_if_nonfinite});
       },
@@ -228,6 +291,7 @@ PYBIND11_MODULE(_dist, module) {
       PyErr_SetObject(collective_error, value.ptr());
     }
   });
+  retape::dist::set_while_waiting(&retape::python::look_for_signals);
   retape::python::bind_topology(module);
   retape::python::bind_group(module);
   retape::python::bind_sums(module);

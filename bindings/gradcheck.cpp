@@ -48,6 +48,7 @@ struct Interrupt {
 using Parts = std::tuple<
     std::map<std::string, std::optional<at::Tensor>>,
     std::map<std::string, std::optional<at::Tensor>>,
+    std::map<std::string, double>,
     std::map<std::string, double>>;
 
 // None is a tensor that is not defined.
@@ -59,13 +60,13 @@ std::map<std::string, at::Tensor> tensors_of(const std::map<std::string, std::op
   return tensors;
 }
 
-// A function that takes a Case and returns three dicts.
+// A function that takes a Case and returns four dicts.
 GradCheck::Step step_of(py::object function) {
   return [held = shared(std::move(function))](const Case& what) {
     py::gil_scoped_acquire gil;
     try {
-      const auto [gradients, parameters, norms] = (*held)(what).cast<Parts>();
-      return Outcome{tensors_of(gradients), tensors_of(parameters), norms};
+      const auto [gradients, parameters, norms, losses] = (*held)(what).cast<Parts>();
+      return Outcome{tensors_of(gradients), tensors_of(parameters), norms, losses};
     } catch (py::error_already_set& error) {
       pass_on(std::move(error));
     }

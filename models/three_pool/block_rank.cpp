@@ -25,12 +25,13 @@ class BlockRank {
     }
     if (rank.weight("ppgd") != 0 && pool_.leads()) {
       link_ = rank.placement.group(link_name(block));
+      leaders_ = rank.placement.group(leaders_name(block));
     }
   }
 
   void step(int step, Outcome& outcome) {
     owned_.zero();
-    backward(step);
+    backward(step, outcome);
     if (rank_.weight("ppgd") != 0) {
       add_gradients_of_ppgd();
     }
@@ -49,12 +50,19 @@ class BlockRank {
   }
 
  private:
-  void backward(int step) {
+  void backward(int step, Outcome& outcome) {
     Partial<Tensor> loss(at::zeros({}, components_.v.front().options()));
     if (const double weight = rank_.weight("faith")) {
       const auto weights = static_cast<double>(rank_.target.weight_count());
-      const Replicated<Tensor> faith(faith_error(rank_.target, components_, sites_) / weights);
-      loss = loss + contribute_once("faith", faith * weight, pool_);
+      double error = 0;
+      const auto faith = [&] {
+        const auto own = faith_error(rank_.target, components_, sites_);
+        error = own.item<double>();
+        return Replicated<Tensor>(own / weights) * weight;
+      };
+      loss = loss + contribute_once("faith", loss.value(), faith, pool_);
+      const auto count = pool_.leads() ? rank_.target.weight_count(sites_.begin, sites_.end) : 0;  // whose error the leader has
+      outcome.losses["faith"] = global_mean("faith", error, count, layerwise_);
     }
     if (!from_ci_) {
       if (loss.value().requires_grad()) {
@@ -72,23 +80,22 @@ class BlockRank {
     const double each = rank_.weight("stoch") / static_cast<double>(rank_.target.sites().size());
     loss = loss + normalize(error, count) * each;
     loss.value().backward();
+    const auto errors = reconstruction.count() * static_cast<int64_t>(sites_.size());
+    outcome.losses["stoch"] = global_mean("stoch", error.item<double>(), errors, layerwise_);
     from_ci_->send_gradient("lower", low.grad(), low);
   }
 
-  // They are sums over ppgd already. All ranks of the block are given them, so that they are Replicated,
-  // and one contributes them.
+  // They are sums over ppgd already, and the leader alone has them.
   void add_gradients_of_ppgd() {
     const auto parameters = owned_.tensors();
     std::vector<Tensor> gradients;
     for (const auto& parameter : parameters) {
       gradients.push_back(at::zeros_like(parameter.grad()));
     }
-    if (link_) {
-      rank_.broadcast("gradients of V/U", *link_, kPpgdLeader, gradients);
+    if (leaders_) {
+      rank_.broadcast("gradients of V/U", *leaders_, kPpgdLeader, gradients);
     }
-    const auto flat = at::flatten_dense_tensors(gradients);
-    pool_.broadcast("gradients of ppgd", flat);
-    const auto part = contribute_once("ppgd V/U", Replicated<Tensor>(flat), pool_).value();
+    const auto part = contribute_from("ppgd V/U", at::flatten_dense_tensors(gradients), pool_).value();
     const auto parts = at::unflatten_dense_tensors(part, gradients);
     for (size_t i = 0; i < parameters.size(); ++i) {
       parameters[i].grad().add_(parts[i]);
@@ -102,7 +109,7 @@ class BlockRank {
   Components components_;
   Owned owned_;
   std::optional<Edge> from_ci_;
-  std::optional<Group> link_;
+  std::optional<Group> link_, leaders_;
 };
 
 }  // namespace
@@ -112,6 +119,7 @@ Outcome run_block(const Rank& rank, int block) {
   Outcome outcome;
   for (int step = 0; step < std::max(rank.run.steps, 1); ++step) {
     trainer.step(step, outcome);
+    rank.log(step, outcome);
   }
   return outcome;
 }

@@ -33,7 +33,7 @@ class CiRank {
     const auto bounded = ci_.forward(rank_.target.activations(x));
     const auto low = lower(bounded);
     send(low);
-    const auto imp = importance_part(bounded, x.size(0) * x.size(1), step);
+    const auto imp = importance_part(bounded, x.size(0) * x.size(1), step, outcome);
     const auto gradient = receive(low);
     // One backward: `lower` must see the gradients of all receivers added up.
     if (imp.defined()) {
@@ -78,7 +78,7 @@ class CiRank {
   }
 
   // The term of the whole batch, with the gradient of this rank's rows.
-  Tensor importance_part(const Tensor& bounded, int64_t positions, int step) const {
+  Tensor importance_part(const Tensor& bounded, int64_t positions, int step, Outcome& outcome) const {
     const double weight = rank_.weight("imp");
     if (weight == 0) {
       return {};
@@ -86,7 +86,9 @@ class CiRank {
     const auto local = importance_sums(upper(bounded), rank_.config, step);
     const auto sums = global_residual("imp sums", local, pool_);
     const auto count = count_global("imp positions", positions, pool_);
-    return (normalize(importance(sums, rank_.config), count) * weight).value();
+    const auto imp = normalize(importance(sums, rank_.config), count);
+    outcome.losses["imp"] = imp.value().item<double>();  // of everybody's sums: nothing is left to add
+    return (imp * weight).value();
   }
 
   const Rank& rank_;
@@ -104,6 +106,7 @@ Outcome run_ci(const Rank& rank) {
   Outcome outcome;
   for (int step = 0; step < std::max(rank.run.steps, 1); ++step) {
     trainer.step(step, outcome);
+    rank.log(step, outcome);
   }
   return outcome;
 }

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,9 @@ namespace three_pool {
 
 using torch::Tensor;
 using Named = std::vector<std::pair<std::string, Tensor>>;
+
+// What the gradient of a source is divided by: the elements of its rank's part of the batch, or of all of it.
+enum class SourceCount { Shard, Batch };
 
 struct Config {
   // Target network.
@@ -33,6 +37,7 @@ struct Config {
   // Persistent sources: Adam upwards.
   int warmup = 2;  // steps before the one that counts
   double source_rate = 0.01;
+  SourceCount source_count = SourceCount::Shard;
 
   // AdamW, of each pool for itself, and the norms to which gradients are clipped.
   double rate = 1e-3;
@@ -42,6 +47,8 @@ struct Config {
   bool recompute = false;  // the masked runs of the target under retape::Recompute
   // If there is one: how many ops backward has replayed is added to it.
   std::shared_ptr<uint64_t> replayed;
+  // Called after each step, with the losses that this rank has.
+  std::function<void(int step, const std::map<std::string, double>& losses)> on_step;
 };
 
 // Names of the terms, and weights with which they are all large.

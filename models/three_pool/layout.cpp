@@ -37,6 +37,7 @@ retape::dist::Topology make_topology(PoolSizes sizes, int64_t rows) {
     layerwise.ranks = joined(layerwise.ranks, block.ranks);
     groups.push_back({edge_name(block.name), joined(ci, block.ranks)});
     groups.push_back({link_name(b), joined({block.leader()}, ppgd)});
+    groups.push_back({leaders_name(b), {block.leader(), pools.back().leader()}});
   }
   groups.push_back(std::move(layerwise));
   return retape::dist::Topology(rows, std::move(pools), std::move(groups));
@@ -66,6 +67,10 @@ std::string edge_name(const std::string& to) {
 
 std::string link_name(int block) {
   return block_name(block) + "+ppgd";
+}
+
+std::string leaders_name(int block) {
+  return link_name(block) + " leaders";
 }
 
 SiteRange sites_of_block(int block, int blocks, size_t sites) {

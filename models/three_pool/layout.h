@@ -5,7 +5,7 @@
 //   ppgd     owns nothing: a copy of all V and U, sources of its rows. Computes ppgd
 //
 // Every pool cuts the batch for itself. Groups beyond pools: "layerwise", all blocks; "ci+block0" and so on,
-// both ends of an edge; "block0+ppgd", the block's leader and then ppgd.
+// both ends of an edge; "block0+ppgd", the block's leader and then ppgd; "block0+ppgd leaders", the two leaders.
 #pragma once
 
 #include <retape/dist/placement.h>
@@ -32,6 +32,7 @@ PoolSizes sizes_of(const retape::dist::Topology& topology, size_t sites);
 std::string block_name(int block);
 std::string edge_name(const std::string& to);
 std::string link_name(int block);
+std::string leaders_name(int block);
 SiteRange sites_of_block(int block, int blocks, size_t sites);
 
 }  // namespace three_pool

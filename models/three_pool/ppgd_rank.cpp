@@ -17,13 +17,16 @@ class PpgdRank {
         pool_(rank.placement.group("ppgd")),
         from_ci_(rank.lower_edge("ppgd")),
         components_(rank.config, rank.run.seed, rank.run.dtype),
-        sources_(rank.config, rank.run.seed, rank.placement.rows("ppgd"), rank.run.dtype) {
+        sources_(rank.config, rank.run.seed, rank.placement.rows("ppgd"), rank.run.dtype, rank.run.topology) {
     for (int b = 0; b < rank.sizes.blocks; ++b) {
       links_.push_back(rank.placement.group(link_name(b)));
+      if (pool_.leads()) {
+        leaders_.push_back(rank.placement.group(leaders_name(b)));
+      }
     }
   }
 
-  void step(int step) {
+  void step(int step, Outcome& outcome) {
     const auto& sites = rank_.target.sites();
     const auto like = at::empty(
         {1, rank_.config.positions, column_count(sites, {0, sites.size()})}, components_.v.front().options());
@@ -31,7 +34,7 @@ class PpgdRank {
     Reconstruction reconstruction(rank_.target, rank_.config, rank_.batch("ppgd", step));
     const auto count = count_global("ppgd count", reconstruction.count(), pool_);
     sources_.warm_up(rank_.config.warmup, [&] {
-      return reconstruction.ppgd_error(components_.detached(), low.detach(), sources_) / elements();
+      return reconstruction.ppgd_error(components_.detached(), low.detach(), sources_);
     });
 
     // One backward of the plain sum of errors; everybody divides what he gets.
@@ -41,8 +44,9 @@ class PpgdRank {
       inputs.push_back(parameter);
     }
     inputs.insert(inputs.end(), sources_.values().begin(), sources_.values().end());
-    const auto gradients =
-        torch::autograd::grad({reconstruction.ppgd_error(components_, low, sources_)}, inputs);
+    const auto error = reconstruction.ppgd_error(components_, low, sources_);
+    const auto gradients = torch::autograd::grad({error}, inputs);
+    outcome.losses["ppgd"] = global_mean("ppgd", error.item<double>(), reconstruction.count(), pool_);
 
     const auto part = [&](size_t i) { return normalize(gradients[i], count) * rank_.weight("ppgd"); };
     from_ci_.send_gradient("lower", part(0).value(), low);
@@ -54,26 +58,14 @@ class PpgdRank {
       sums.emplace_back(named[i].first, own.value());
     }
     reducer.reduce();
-    ascend({gradients.begin() + 1 + named.size(), gradients.end()});
+    sources_.ascend({gradients.begin() + 1 + named.size(), gradients.end()});
     exchange_with_blocks(named, sums);
   }
 
  private:
-  // Of the whole batch. Sources stay where they are and are never summed, so this is no count of ranks.
-  double elements() const {
-    return static_cast<double>(rank_.run.topology.rows() * rank_.config.positions * rank_.config.width);
-  }
-
-  void ascend(std::vector<Tensor> gradients) {
-    for (auto& gradient : gradients) {
-      gradient = gradient / elements();
-    }
-    sources_.ascend(gradients);
-  }
-
   void exchange_with_blocks(const Named& named, const Named& sums) const {
-    for (int b = 0; b < rank_.sizes.blocks; ++b) {
-      rank_.broadcast("gradients of V/U", links_[b], kPpgdLeader, of_block(sums, b));
+    for (size_t b = 0; b < leaders_.size(); ++b) {
+      rank_.broadcast("gradients of V/U", leaders_[b], kPpgdLeader, of_block(sums, static_cast<int>(b)));
     }
     for (int b = 0; b < rank_.sizes.blocks && rank_.run.steps > 0; ++b) {
       rank_.broadcast("V/U", links_[b], kBlockLeader, of_block(named, b));
@@ -94,7 +86,7 @@ class PpgdRank {
   Edge from_ci_;
   Components components_;
   Sources sources_;
-  std::vector<Group> links_;
+  std::vector<Group> links_, leaders_;
 };
 
 }  // namespace
@@ -104,10 +96,12 @@ Outcome run_ppgd(const Rank& rank) {
     return {};
   }
   PpgdRank trainer(rank);
+  Outcome outcome;
   for (int step = 0; step < std::max(rank.run.steps, 1); ++step) {
-    trainer.step(step);
+    trainer.step(step, outcome);
+    rank.log(step, outcome);
   }
-  return {};
+  return outcome;
 }
 
 }  // namespace three_pool

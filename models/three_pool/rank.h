@@ -18,6 +18,12 @@ struct Rank {
 
   Rank(const retape::dist::Case& run, const retape::dist::World& world, const Config& config);
 
+  void log(int step, const retape::dist::Outcome& outcome) const {
+    if (config.on_step) {
+      config.on_step(step, outcome.losses);
+    }
+  }
+
   double weight(const char* term) const { return weight_of(run, term); }
   SiteRange sites_of_block(int block) const;
   Tensor batch(const std::string& pool, int step) const;  // this rank's rows of it
@@ -29,7 +35,7 @@ struct Rank {
       const std::string& name, const retape::dist::Group& group, int from, std::vector<Tensor> tensors) const;
 };
 
-// Indices in the group link_name(block).
+// Indices in the groups link_name(block) and leaders_name(block).
 inline constexpr int kBlockLeader = 0, kPpgdLeader = 1;
 
 // All steps of a rank of such a pool.

@@ -18,14 +18,14 @@ class Reference {
         target_(config, run.seed, run.dtype),
         components_(config, run.seed, run.dtype),
         ci_(config, run.seed, run.dtype),
-        sources_(config, run.seed, all_, run.dtype),
+        sources_(config, run.seed, all_, run.dtype, run.topology),
         theta_(ci_.named(), config),
         owned_(components_.named(target_.sites()), config) {}
 
   void step(int step, Outcome& outcome) {
     theta_.zero();
     owned_.zero();
-    backward(step);
+    backward(step, outcome);
     theta_.report_gradients(outcome);
     owned_.report_gradients(outcome);
     outcome.norms["theta"] = torch::nn::utils::clip_grad_norm_(theta_.tensors(), config_.ci_norm);
@@ -39,7 +39,7 @@ class Reference {
   }
 
  private:
-  void backward(int step) {
+  void backward(int step, Outcome& outcome) {
     const auto x = batch_rows(config_, run_.seed, step, all_, run_.dtype);
     const SiteRange sites{0, target_.sites().size()};
     const auto bounded = ci_.forward(target_.activations(x));
@@ -48,28 +48,31 @@ class Reference {
     const auto elements = static_cast<double>(reconstruction.count());
 
     auto loss = at::zeros({}, x.options());
+    const auto add = [&](const char* term, double weight, const Tensor& value) {
+      outcome.losses[term] = value.item<double>();
+      loss = loss + weight * value;
+    };
     if (const double weight = weight_of(run_, "faith")) {
       const auto weights = static_cast<double>(target_.weight_count());
-      loss = loss + weight * faith_error(target_, components_, sites) / weights;
+      add("faith", weight, faith_error(target_, components_, sites) / weights);
     }
     if (const double weight = weight_of(run_, "imp")) {
       const auto positions = static_cast<double>(x.size(0) * x.size(1));
       const auto sums = importance_sums(upper(bounded), config_, step);
-      loss = loss + weight * importance(sums, config_) / positions;
+      add("imp", weight, importance(sums, config_) / positions);
     }
     if (const double weight = weight_of(run_, "stoch")) {
       const auto error = reconstruction.stoch_error(components_, low, sites, run_.seed, step, all_);
-      loss = loss + weight * error / elements / static_cast<double>(sites.size());
+      add("stoch", weight, error / elements / static_cast<double>(sites.size()));
     }
     std::vector<Tensor> upwards;
     if (const double weight = weight_of(run_, "ppgd")) {
-      const auto mean_error = [&](const Components& components, const Tensor& bound) {
-        return reconstruction.ppgd_error(components, bound, sources_) / elements;
-      };
-      sources_.warm_up(config_.warmup, [&] { return mean_error(components_.detached(), low.detach()); });
-      const auto mean = mean_error(components_, low);
-      upwards = torch::autograd::grad({mean}, sources_.values(), {}, /*retain_graph=*/true);
-      loss = loss + weight * mean;
+      sources_.warm_up(config_.warmup, [&] {
+        return reconstruction.ppgd_error(components_.detached(), low.detach(), sources_);
+      });
+      const auto error = reconstruction.ppgd_error(components_, low, sources_);
+      upwards = torch::autograd::grad({error}, sources_.values(), {}, /*retain_graph=*/true);
+      add("ppgd", weight, error / elements);
     }
     if (loss.requires_grad()) {
       loss.backward();

@@ -3,6 +3,7 @@
 #include <three_pool/row_normal.h>
 #include <three_pool/row_product.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace three_pool {
@@ -53,10 +54,10 @@ Tensor Target::plain(size_t site, const Tensor& x) const {
   return row_product(x, weights_[site].t()) + biases_[site];
 }
 
-int64_t Target::weight_count() const {
+int64_t Target::weight_count(size_t begin, size_t end) const {
   int64_t count = 0;
-  for (const auto& weight : weights_) {
-    count += weight.numel();
+  for (size_t s = begin; s < std::min(end, weights_.size()); ++s) {
+    count += weights_[s].numel();
   }
   return count;
 }

@@ -22,17 +22,13 @@
 // Every sum is a plain sum: who computes a part divides it by a count of all ranks, what all ranks of a
 // block have (faith, gradients of ppgd) is contributed once. No factor of a pool's size is anywhere.
 //
-// It is the trainer of param-decomp#546 in all sums and denominators, and differs from it in two places:
-//
-//   gradients of ppgd in a block   there the leader alone has them, and adds them to its own. Here it hands
-//                                  them to its block, and one of the block contributes them: the same sum,
-//                                  by a broadcast more, and what goes into it is Replicated by type. A
-//                                  contribution on all ranks can then be made, and seen, as a fault
-//   gradients of sources           there divided by the rank's own count, here by that of the batch, as in
-//                                  the reference: Adam's eps tells the two apart (sources.h)
+// It is the trainer of param-decomp#546: each sum, who computes and contributes what, and every denominator. The
+// sources' gradients are divided by the count of the rank that has them, as there (Config::source_count), and the
+// reference divides those of a row by the same.
 //
 // Terms are "faith", "imp", "stoch", "ppgd"; one that is missing or 0 is not computed. Gradients are
-// those of the last step, zeros where no term reaches. Norms are "theta" and "V/U".
+// those of the last step, zeros where no term reaches. Norms are "theta" and "V/U". Losses are the terms, of the last
+// step and before their weights, on every rank of the pools that compute them: sums of errors over sums of counts.
 #pragma once
 
 #include <retape/dist/case.h>

@@ -1,8 +1,8 @@
 """`torchrun --rdzv-backend=retape`: ranks of one machine that meet on loopback, with nothing pickled.
 
 torchrun's own ways to meet are "c10d" (and --standalone), which pickles its state into a store, and "static",
-whose store listens on every interface. Here torchrun serves the store, on loopback alone, and what it keeps
-there are numbers and JSON. Gloo is told to use the loopback interface, unless GLOO_SOCKET_IFNAME is set.
+whose store listens on every interface. Here torchrun serves the store, a new one for each restart, on loopback
+alone, and what it keeps there are numbers and JSON. Gloo is told to use the loopback interface, unless GLOO_SOCKET_IFNAME is set.
 
 A package of its own, so that torchrun starts without importing retape.
 """

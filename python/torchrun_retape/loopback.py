@@ -19,20 +19,15 @@ from torchrun_retape import BACKEND, LOOPBACK
 
 
 class Loopback(RendezvousHandler):
-    """`port`: 0 for one that is free."""
+    """`port`: of the first attempt; 0 for one that is free, as each later attempt has.
+
+    Every attempt has a store of its own, as torch's ranks expect of whoever serves it: in that of the
+    attempt before are addresses and agreements of ranks that have ended."""
 
     def __init__(self, run_id: str, port: int, timeout: timedelta) -> None:
         self._run_id = run_id
-        listener = socket.create_server((LOOPBACK, port), backlog=128)
-        self._port = listener.getsockname()[1]
-        self._store = TCPStore(
-            LOOPBACK,
-            self._port,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._port = port
+        self._timeout = timeout
 
     def get_backend(self) -> str:
         return BACKEND
@@ -43,8 +38,19 @@ class Loopback(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface())  # ranks inherit it
-        store = PrefixStore(f"torchrun/{self._run_id}", self._store)
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
+        listener = socket.create_server((LOOPBACK, self._port), backlog=128)
+        self._port = 0  # whose store may still be open when the next attempt begins
+        port = listener.getsockname()[1]
+        served = TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            timeout=self._timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        store = PrefixStore(f"torchrun/{self._run_id}", served)  # which torchrun holds
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
 
     def is_closed(self) -> bool:
         return False

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <thread>
 
 namespace retape::dist::detail {
@@ -47,6 +48,28 @@ std::string text_in(const std::string& said) {
 }
 bool is_complaint(const std::string& said) {
   return said[0] == '!';
+}
+
+// Whoever waits at the gate has waited for them in vain.
+void decide_in_vain(const Board& board, uint64_t gate, Milliseconds waited, const std::vector<int>& missing) {
+  board.decide("gate/" + std::to_string(gate), kGaveUp + std::to_string(waited.count()) + " " + numbers_text(missing));
+}
+
+// Of a long text the first of its entries that is not in the other, of as many: "sum ..., "w7" Float[3], ...".
+std::string in_short(const std::string& text, const std::string& other) {
+  constexpr size_t kMost = 240;
+  constexpr std::string_view kBetween = ", \"";
+  if (text.size() <= kMost) {
+    return text;
+  }
+  const auto differ = static_cast<size_t>(
+      std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
+  const auto before = text.rfind(kBetween, differ);
+  const auto begin = before == std::string::npos ? 0 : before;
+  const auto end = std::min(text.find(kBetween, std::max(differ, begin + 1)), begin + kMost);
+  const auto left_out = [](bool is) { return is ? " ..." : ""; };
+  return (begin > 0 ? text.substr(0, text.find('"')) + "..." : "") + text.substr(begin, end - begin) +
+      left_out(end < text.size());
 }
 
 using Said = std::map<std::string, std::vector<int>>;
@@ -131,22 +154,39 @@ std::string Agreement::gate_for(const Call& call) {
   return board_.store->get_to_str(gate);
 }
 
-void Agreement::give_up(const Board& board, const Call& call, Milliseconds overdue) const {
-  const uint64_t gate = at_gate_;
-  if (gate == 0) {
-    return;
-  }
+std::vector<int> Agreement::missing_at(const Board& board, uint64_t gate) const {
   std::vector<int> missing;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (mark_of(board, static_cast<int>(i)) < gate) {
       missing.push_back(static_cast<int>(i));
     }
   }
+  return missing;
+}
+
+void Agreement::give_up(const Board& board, const Call& call, Milliseconds overdue) const {
+  const uint64_t gate = at_gate_;
+  if (gate == 0) {
+    return;
+  }
+  const auto missing = missing_at(board, gate);
   if (missing.empty() && overdue < kPatience / 2) {
     return;  // the last one is about to decide, unless it has ended before it did
   }
-  board.decide("gate/" + std::to_string(gate),
-               kGaveUp + std::to_string(call.timeout.count()) + " " + numbers_text(missing));
+  decide_in_vain(board, gate, call.timeout, missing);
+}
+
+void Agreement::give_up_on_those_who_left(const Board& board, Milliseconds waited) const {
+  const uint64_t gate = at_gate_;
+  const RollCall roll(board, ranks_.size());
+  if (gate == 0 || !roll.somebody_left()) {
+    return;
+  }
+  auto missing = missing_at(board, gate);
+  std::erase_if(missing, [&](int index) { return !roll.has_left(index); });
+  if (!missing.empty()) {
+    decide_in_vain(board, gate, waited, missing);
+  }
 }
 
 bool Agreement::has_come(int index) const {
@@ -172,7 +212,8 @@ void Agreement::explain_absence(const Call& call, const std::string& gate) {
     late.push_back(ranks_[index]);
     const auto why = blame_for(index, answers[index], one_has_ended, trail);
     to_blame.insert(to_blame.end(), why.ranks.begin(), why.ranks.end());
-    whys += why.why.empty() ? "" : " " + ranks_text({ranks_[index]}) + " " + why.why + ".";
+    const auto ended = roll_.has_left(index) ? "has ended" : why.why;
+    whys += ended.empty() ? "" : " " + ranks_text({ranks_[index]}) + " " + ended + ".";
   }
   if (late.empty()) {
     blame(call, answers, "the gate was not opened");
@@ -272,9 +313,13 @@ void Agreement::explain_difference(const Call& call) {
     }
   }
   const auto would = [&](const std::string& what, const std::vector<int>& ranks) {
+    const auto other = std::find_if(said.begin(), said.end(), [&](const auto& each) {
+      return each.first != what && !is_complaint(each.first);
+    });
     return ranks_text(ranks) +
         (is_complaint(what) ? ": " + what.substr(1)
-                            : " would " + text_in(what) + (groups.size() > 1 ? " in \"" + group_in(what) + "\"" : ""));
+                            : " would " + in_short(text_in(what), other == said.end() ? "" : text_in(other->first)) +
+                 (groups.size() > 1 ? " in \"" + group_in(what) + "\"" : ""));
   };
   std::string text = "[" + call.group + "] call " + std::to_string(sequence()) + ": ";
   std::vector<int> odd;

@@ -48,9 +48,11 @@ class Agreement {
   // Returns when all ranks have come with the same text and no complaint. CollectiveError.
   void reach(const Call& call);
 
-  // From another thread, over its own connection `board`, when the time of the call under way has been over
-  // for that long: decides the gate, which wakes who waits there.
+  // From another thread, over its own connection `board`: decides the gate of the call under way, which wakes who
+  // waits there. When its time has been over for that long...
   void give_up(const Board& board, const Call& call, Milliseconds overdue) const;
+  // ...or where one whom it has waited for, for that long, will never come, since its process has ended.
+  void give_up_on_those_who_left(const Board& board, Milliseconds waited) const;
 
   // After `reason`, an error in the call that was agreed on: CollectiveError with who is to blame.
   [[noreturn]] void fail(const Call& call, const std::string& reason);
@@ -63,6 +65,7 @@ class Agreement {
   std::string at(const Call& call) const;
   void resume();
   std::string gate_for(const Call& call);
+  std::vector<int> missing_at(const Board& board, uint64_t gate) const;
   std::vector<Answer> call_the_roll();
   [[noreturn]] void blame(const Call& call, const std::vector<Answer>& answers, const std::string& reason);
   Blame blame_for(int index, Answer answer, bool one_has_ended, Trail& trail) const;

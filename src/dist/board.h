@@ -15,6 +15,7 @@ struct Board {
   std::string prefix;
 
   std::string key(const std::string& what) const { return prefix + what; }
+  Board in_life(int life) const { return life == 0 ? *this : Board{store, prefix + std::to_string(life) + "/"}; }
   void write(const std::string& what, const std::string& text) const;
   bool has(const std::string& what) const;
   std::optional<std::string> read(const std::string& what) const;  // none: nobody has written it

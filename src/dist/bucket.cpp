@@ -11,7 +11,7 @@
 
 namespace retape::dist::detail {
 
-std::string Bucket::text() const {
+std::string text_of(const std::vector<Entry>& entries) {
   std::string text;
   for (const auto& entry : entries) {
     text += text.empty() ? "\"" : ", \"";
@@ -64,13 +64,14 @@ std::vector<Bucket> make_buckets(std::vector<Entry> entries, int64_t bucket_byte
   return buckets;
 }
 
-std::string not_finite(const std::vector<Entry>& entries) {
+std::string not_finite(const std::vector<Entry>& entries, std::optional<at::ScalarType> wire) {
   std::ostringstream text;
   for (const auto& [name, tensor] : entries) {
     if (!tensor.is_floating_point() && !tensor.is_complex()) {
       continue;
     }
-    const auto bad = at::nonzero(at::isfinite(tensor.detach()).logical_not());
+    const auto sent = on_wire(tensor.scalar_type(), wire);
+    const auto bad = at::nonzero(at::isfinite(tensor.detach().to(sent)).logical_not());
     if (bad.size(0) == 0) {
       continue;
     }
@@ -86,6 +87,9 @@ std::string not_finite(const std::vector<Entry>& entries) {
          << " values that are not finite, the first at [" << where << "]";
     if (!at.is_complex()) {
       text << ": " << at.item<double>();
+    }
+    if (sent != tensor.scalar_type()) {
+      text << " as " << c10::toString(sent);
     }
   }
   return text.str();

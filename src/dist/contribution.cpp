@@ -128,6 +128,13 @@ bool Watch::hit() const {
 
 namespace detail {
 
+void merge(Contribution& known, const Contribution& other) {
+  known.even = known.even && other.even && known.count == other.count;
+  if (known.place == Place::Norm) {
+    known.count = std::max(known.count, other.count);
+  }
+}
+
 Change pass(Place place, const std::string& name, const std::string& group, int size, int64_t count) {
   if (!watching.load(std::memory_order_relaxed)) {
     return {};
@@ -138,7 +145,7 @@ Change pass(Place place, const std::string& name, const std::string& group, int 
   if (known == watched.seen.end()) {
     watched.seen.push_back(here);
   } else {
-    known->even = known->even && known->count == count;
+    merge(*known, here);
   }
   for (const auto& [at, mutation, factor] : watched.breaks) {
     if (at.place == place && at.group == group && (at.name == name || at.name == "*")) {

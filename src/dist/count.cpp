@@ -11,31 +11,75 @@
 
 namespace retape::dist {
 
-GlobalCount count_global(const std::string& name, int64_t local, const Group& group) {
-  const auto change = detail::pass(Place::Count, name, group.name(), group.size(), local);
-  // A negative count, or none anywhere, is the same error on all ranks: both travel.
-  const auto counts = at::empty({2}, at::kLong);
-  counts[0] = change.mutation == Mutation::Drop && group.leads() ? 0 : local;
-  counts[1] = local < 0 ? 1 : 0;
-  group.sum("count " + name, counts);
-  const auto total = counts[0].item<int64_t>();
-  if (counts[1].item<int64_t>() > 0 || total == 0) {
-    throw UsageError(
-        "[count_global] \"" + name + "\" is " + std::to_string(local) + " here and " + std::to_string(total) +
-        " on all ranks of \"" + group.name() + "\": " +
-        (total == 0 ? "there is nothing to divide by. Fix: leave the term out of this step on every rank."
-                    : "a rank counts less than none."));
+namespace {
+
+int64_t changed(const detail::Change& change, int64_t local, int64_t total, int size) {
+  switch (change.mutation) {
+    case Mutation::Double: return total * 2;
+    case Mutation::LocalCount: return local;
+    case Mutation::TimesGroup: return total * size;
+    case Mutation::OtherCount: return static_cast<int64_t>(static_cast<double>(local) * change.factor);
+    default: return total;
   }
-  const auto count = [&] {
-    switch (change.mutation) {
-      case Mutation::Double: return total * 2;
-      case Mutation::LocalCount: return local;
-      case Mutation::TimesGroup: return total * group.size();
-      case Mutation::OtherCount: return static_cast<int64_t>(static_cast<double>(local) * change.factor);
-      default: return total;
+}
+
+std::string text_of(const std::vector<std::pair<std::string, int64_t>>& counts) {
+  std::string text = "count";
+  for (size_t i = 0; i < counts.size(); ++i) {
+    text += (i == 0 ? " " : ", ") + counts[i].first;
+  }
+  return text;
+}
+
+}  // namespace
+
+StepCounts::StepCounts(const std::vector<std::pair<std::string, int64_t>>& local, const Group& group)
+    : group_(group.name()) {
+  const auto names = static_cast<int64_t>(local.size());
+  // A negative count is the same error on all ranks: how many there are travels, too.
+  const auto sums = at::zeros({names + 1}, at::kLong);
+  std::vector<detail::Change> changes;
+  for (int64_t i = 0; i < names; ++i) {
+    const auto& [name, count] = local[static_cast<size_t>(i)];
+    changes.push_back(detail::pass(Place::Count, name, group.name(), group.size(), count));
+    sums[i] = changes.back().mutation == Mutation::Drop && group.leads() ? 0 : count;
+    sums[names] += count < 0 ? 1 : 0;
+  }
+  detail::sum_in_place(group, text_of(local), sums).wait();
+  for (int64_t i = 0; i < names; ++i) {
+    const auto& [name, count] = local[static_cast<size_t>(i)];
+    const auto total = sums[i].item<int64_t>();
+    if (sums[names].item<int64_t>() > 0) {
+      throw UsageError(
+          "[count_global] \"" + name + "\" is " + std::to_string(count) + " here and " + std::to_string(total) +
+          " on all ranks of \"" + group_ + "\": a rank counts less than none.");
     }
-  };
-  return GlobalCount(count(), group.ranks());
+    const auto known = changed(changes[static_cast<size_t>(i)], count, total, group.size());
+    if (!counts_.emplace(name, GlobalCount(known, group.ranks())).second) {
+      throw UsageError("[StepCounts] \"" + name + "\" is counted twice. Fix: a name for each count.");
+    }
+  }
+}
+
+const GlobalCount& StepCounts::operator[](const std::string& name) const {
+  const auto it = counts_.find(name);
+  if (it == counts_.end()) {
+    std::string known;
+    for (const auto& [each, count] : counts_) {
+      known += (known.empty() ? "" : ", ") + each;
+    }
+    throw UsageError("[StepCounts] \"" + name + "\" was not counted. There is: " + known + ".");
+  }
+  if (it->second.value() == 0) {
+    throw UsageError(
+        "[count_global] \"" + name + "\" is 0 on all ranks of \"" + group_ +
+        "\": there is nothing to divide by. Fix: leave the term out of this step on every rank.");
+  }
+  return it->second;
+}
+
+GlobalCount count_global(const std::string& name, int64_t local, const Group& group) {
+  return StepCounts({{name, local}}, group)[name];
 }
 
 Partial<at::Tensor> normalize(const at::Tensor& sum, const GlobalCount& count) {
@@ -51,6 +95,20 @@ Partial<at::Tensor> normalize(const at::Tensor& sum, const GlobalCount& count, c
         group.name() + "\", " + detail::ranks_text(group.ranks()) + ". Fix: count_global over the same group.");
   }
   return normalize(sum, count);
+}
+
+double global_mean(const std::string& name, double sum, int64_t count, const Group& group) {
+  // Whole numbers up to 2^53 are exact; a negative count is the same error on all ranks.
+  const auto sums = at::tensor({sum, static_cast<double>(count), count < 0 ? 1.0 : 0.0}, at::kDouble);
+  detail::sum_in_place(group, "mean " + name, sums).wait();
+  const double counted = sums[1].item<double>();
+  if (sums[2].item<double>() > 0 || counted == 0) {
+    throw UsageError(
+        "[global_mean] \"" + name + "\" counts " + std::to_string(count) + " here and " +
+        std::to_string(static_cast<int64_t>(counted)) + " on all ranks of \"" + group.name() +
+        "\": expected at least 0 on each, and 1 in all.");
+  }
+  return sums[0].item<double>() / counted;
 }
 
 namespace {

@@ -26,15 +26,38 @@ constexpr Milliseconds kPulse{200};
 constexpr Milliseconds kOverslept{1000};
 // How long it may take threads to come to rest that have nothing to do.
 constexpr Milliseconds kRest{500};
+// How long a store is served for those who have not ended yet.
+constexpr Milliseconds kToServe{60000};
 
 }  // namespace
 
 // The couriers of this process. Global, as what they serve is: a Group may be made anywhere.
 struct Courier::Registry {
   std::atomic<uint64_t> started{0};  // calls of this process, through any of them
+  std::atomic<WhileWaiting> while_waiting{nullptr};
   std::mutex mutex;
   std::vector<std::weak_ptr<Courier>> couriers;               // until their threads have ended
   std::map<c10d::ProcessGroup*, std::weak_ptr<Courier>> held;  // until nobody holds them
+
+  // A process group that is made anew after another was destroyed has the same keys in the same store, where the
+  // other's still are. Ranks make both, so all of them count alike.
+  struct Lives {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> last{ProcessGroupPtr()};
+    int count = 0;
+  };
+  std::map<std::string, Lives> lives;  // by the prefix of a board
+
+  int life_of(const Transport& transport) {
+    if (!transport.process_group) {
+      return 0;
+    }
+    auto& [last, count] = lives[as_board(transport.store).prefix];
+    if (last.lock() != transport.process_group) {
+      last = c10::weak_intrusive_ptr<c10d::ProcessGroup>(transport.process_group);
+      ++count;
+    }
+    return count - 1;
+  }
 
   std::vector<std::shared_ptr<Courier>> all() {
     const std::lock_guard guard(mutex);
@@ -67,6 +90,7 @@ std::shared_ptr<Courier> Courier::of(Transport transport) {
       return courier;
     }
   }
+  transport.life = known.life_of(transport);
   const std::shared_ptr<Courier> self(new Courier(std::move(transport)));
   auto& couriers = known.couriers;
   std::erase_if(couriers, [](const auto& each) { return each.expired(); });
@@ -81,7 +105,11 @@ std::shared_ptr<Courier> Courier::of(Transport transport) {
   const SigpipeBlocked in_its_threads;
   self->thread_ = std::thread([self] { self->run(); });
   self->sentry_ = std::thread([self] { self->watch(); });
-  std::shared_ptr<Courier> held(self.get(), [self](Courier* courier) { courier->end(); });
+  // Whoever still has a weak pointer keeps the deleter: it lets go of the courier, and so of the store.
+  std::shared_ptr<Courier> held(self.get(), [owned = std::shared_ptr<Courier>(self)](Courier* courier) mutable {
+    courier->end();
+    owned.reset();
+  });
   if (process_group) {
     known.held[process_group] = held;
   }
@@ -91,13 +119,39 @@ std::shared_ptr<Courier> Courier::of(Transport transport) {
 void Courier::end() {
   std::unique_lock lock(mutex_);
   ending_ = true;
+  leaving_ = leaving_ || made_here_;  // nobody is left who could go on with it
   changed_.notify_all();
   // A call that nobody waited for may never end, nor a question to a store that no longer answers.
-  const bool rest = !left_ && changed_.wait_for(lock, kRest, [&] { return busy_ == 0 && jobs_.empty(); });
+  const bool rest = !left_ && changed_.wait_for(lock, to_rest(), [&] {
+    return busy_ == 0 && jobs_.empty() && (unwatched_ || !leaving_);
+  });
   const auto done = std::exchange(done_, {});
+  left_behind_ = !rest;
   lock.unlock();
   for (auto* thread : {&thread_, &sentry_}) {
     rest ? thread->join() : thread->detach();
+  }
+}
+
+void Courier::set_while_waiting(WhileWaiting call) {
+  registry().while_waiting = call;
+}
+
+Milliseconds Courier::to_rest() const {
+  return leaving_ && hosts() ? kToServe + kGrace : kRest;
+}
+
+void Courier::leave() {
+  auto all = registry().all();
+  std::erase_if(all, [](const auto& courier) { return courier->process_ != ::getpid(); });
+  for (const auto& courier : all) {
+    const std::lock_guard guard(courier->mutex_);
+    courier->ending_ = courier->leaving_ = true;
+    courier->changed_.notify_all();
+  }
+  for (const auto& courier : all) {
+    std::unique_lock lock(courier->mutex_);
+    courier->changed_.wait_for(lock, courier->to_rest(), [&] { return courier->unwatched_; });
   }
 }
 
@@ -110,6 +164,10 @@ void Courier::start(std::shared_ptr<Job> job) {
   ++registry().started;
   std::vector<std::shared_ptr<Job>> done;
   const std::lock_guard guard(mutex_);
+  if (leaving_) {
+    throw UsageError(
+        "[" + job->call.group + "] " + job->call.text + ": this process is ending, and its groups have ended before it.");
+  }
   done = std::exchange(done_, {});
   jobs_.push_back(std::move(job));
   changed_.notify_all();
@@ -120,7 +178,12 @@ void Courier::wait(Job& job) {
   std::unique_lock lock(mutex_);
   bool stopped = false;
   while (!job.done) {
-    changed_.wait_until(lock, std::min(until_, Clock::now() + kGrace), [&] { return job.done || left_; });
+    changed_.wait_until(lock, std::min(until_, Clock::now() + kPulse), [&] { return job.done || left_; });
+    if (const auto call = registry().while_waiting.load(); call && !job.done && !left_) {
+      lock.unlock();
+      call();
+      lock.lock();
+    }
     if (!job.done && !stopped && Clock::now() >= until_ + kOverslept) {
       stopped = true;  // this process itself: its threads were as well, and are given a second chance
       until_ = Clock::now() + kGrace;
@@ -149,6 +212,10 @@ void Courier::run() {
     due_ = until_ = Clock::time_point::max();
     changed_.wait(lock, [&] { return ending_ || !jobs_.empty(); });
     if (jobs_.empty()) {
+      if (left_behind_) {
+        // Nobody is left to end them on, and Python may be ending: so they are not ended at all.
+        static_cast<void>(new auto(std::exchange(done_, {})));
+      }
       return;
     }
     auto job = jobs_.front();
@@ -193,6 +260,14 @@ std::exception_ptr Courier::make(Job& job) {
   return nullptr;
 }
 
+Board Courier::own_board() const {
+  return detail::own_board(transport_.store).in_life(transport_.life);
+}
+
+Board Courier::shared_board() const {
+  return detail::shared_board(transport_.store).in_life(transport_.life);
+}
+
 void Courier::connect() {
   if (before_) {
     std::unique_lock lock(before_->mutex_);
@@ -200,7 +275,7 @@ void Courier::connect() {
   }
   before_.reset();
   if (!own_) {
-    own_ = own_board(transport_.store);
+    own_ = own_board();
     own_words_ = beside(*own_, transport_.store, transport_.words);
     const std::lock_guard guard(mutex_);
     agreement_ = std::make_unique<Agreement>(
@@ -248,6 +323,7 @@ std::exception_ptr Courier::store_is_gone(const Call& call) const {
 void Courier::watch() {
   std::unique_lock lock(mutex_);
   std::optional<Sentry> sentry;
+  bool gone = false;
   auto looked = Clock::time_point::min();
   const auto pulse = [&] {
     const auto next = Clock::now() + kPulse;
@@ -259,15 +335,14 @@ void Courier::watch() {
     const bool moving = moving_;
     const auto overdue = std::chrono::duration_cast<Milliseconds>(looked - due_);
     std::optional<Call> call;
-    if (looked >= due_ && !jobs_.empty()) {
+    if (due_ < Clock::time_point::max() && !jobs_.empty()) {
       call = jobs_.front()->call;
     }
     ++busy_;
     lock.unlock();
-    bool gone = false;
     try {
       if (!sentry) {
-        const auto board = shared_board(transport_.store);
+        const auto board = shared_board();
         sentry.emplace(board, transport_.ranks.size(), transport_.index);
         const std::lock_guard guard(mutex_);
         board_ = board;
@@ -275,8 +350,10 @@ void Courier::watch() {
       }
       leave_word();
       look(*sentry, answer);
-      if (call) {
-        moving ? look_after(*call, *sentry) : give_up(*call, overdue);
+      if (call && !moving) {
+        look_at_gate(*call, overdue);
+      } else if (call && overdue.count() >= 0) {
+        look_after(*call, *sentry);
       }
     } catch (const std::exception&) {
       gone = true;  // the store: calls will say so
@@ -285,8 +362,38 @@ void Courier::watch() {
     --busy_;
     changed_.notify_all();
     if (gone) {
-      return;
+      break;
     }
+  }
+  if (leaving_ && !broken_ && !gone && sentry) {
+    ++busy_;
+    lock.unlock();
+    try {
+      say_goodbye(*sentry);
+    } catch (const std::exception&) {  // the store is gone: nobody is left to tell
+    }
+    lock.lock();
+    --busy_;
+  }
+  unwatched_ = true;
+  changed_.notify_all();
+}
+
+void Courier::say_goodbye(Sentry& sentry) {
+  RollCall roll(*board_, transport_.ranks.size());
+  roll.leave(transport_.index);
+  const auto until = Clock::now() + kToServe;
+  const auto somebody_stays = [&] {
+    const auto there = roll.ask([&] { look(sentry, Answer::Elsewhere); });
+    for (size_t i = 0; i < there.size(); ++i) {
+      if (there[i] && !roll.has_left(i)) {
+        return true;
+      }
+    }
+    return false;
+  };
+  while (hosts() && Clock::now() < until && somebody_stays()) {
+    std::this_thread::sleep_for(kPulse);
   }
 }
 
@@ -298,13 +405,18 @@ void Courier::look(Sentry& sentry, Answer answer) {
   }
 }
 
-// Not all have come in time.
-void Courier::give_up(const Call& call, Milliseconds overdue) {
+// Not all have come: in time, or never will.
+void Courier::look_at_gate(const Call& call, Milliseconds overdue) {
   std::unique_lock lock(mutex_);
   const auto* const agreement = agreement_.get();
   lock.unlock();
-  if (agreement) {
+  if (!agreement) {
+    return;
+  }
+  if (overdue.count() >= 0) {
     agreement->give_up(*board_, call, overdue);
+  } else {
+    agreement->give_up_on_those_who_left(*board_, call.timeout + overdue);
   }
 }
 

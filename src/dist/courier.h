@@ -56,12 +56,18 @@ struct Transport {
   std::vector<int> ranks;
   int index;
   std::optional<int> store_host;
+  int life = 0;  // set by the courier: how many process groups of these keys there were before in this process
 };
 
 class Courier {
  public:
   // The process's one for that process group. It ends with the last who holds it.
   static std::shared_ptr<Courier> of(Transport transport);
+
+  // This process ends: no courier makes another call, and who waits for one is told. One that hosts the store serves
+  // it until the others have left as well or no longer answer, for a minute at the longest.
+  static void leave();
+  static void set_while_waiting(WhileWaiting call);
 
   void start(std::shared_ptr<Job> job);
   void wait(Job& job);  // CollectiveError
@@ -72,9 +78,13 @@ class Courier {
  private:
   struct Registry;
   static Registry& registry();
+  Board own_board() const;
+  Board shared_board() const;
 
-  explicit Courier(Transport transport) : transport_(std::move(transport)), process_(::getpid()) {}
+  explicit Courier(Transport transport)
+      : transport_(std::move(transport)), made_here_(!transport_.process_group), process_(::getpid()) {}
   void end();
+  std::chrono::milliseconds to_rest() const;
 
   // The courier's thread.
   void run();
@@ -88,7 +98,9 @@ class Courier {
   void watch();
   void look(Sentry& sentry, Answer answer);
   void look_after(const Call& call, Sentry& sentry);
-  void give_up(const Call& call, Milliseconds overdue);
+  void look_at_gate(const Call& call, Milliseconds overdue);
+  void say_goodbye(Sentry& sentry);
+  bool hosts() const { return transport_.store_host == transport_.ranks[transport_.index]; }
 
   // Both: what this process does, for those who miss it.
   void leave_word();
@@ -96,6 +108,7 @@ class Courier {
   std::string word(const Board& board);
 
   Transport transport_;
+  const bool made_here_;  // its process group; others may be served by a courier again
   const pid_t process_;  // a fork of it has no threads
   std::shared_ptr<Courier> before_;  // of the same process group, with calls that nobody waited for
   std::optional<Board> own_;         // the courier's thread's
@@ -116,6 +129,9 @@ class Courier {
   bool moving_ = false;  // the call under way was agreed on
   bool left_ = false;    // the courier's thread is left with it
   bool ending_ = false;
+  bool leaving_ = false;  // with the process
+  bool unwatched_ = false;  // the sentry's thread has ended
+  bool left_behind_ = false;  // its threads, which end when they can
   int busy_ = 0;  // threads that may sit in a store, or wait for the end of a tensor
   // When the sentry looks after the call under way: nobody at the gate looks at the clock, and transports wait
   // longer than they are told. And until when the thread must have got on with what it is doing: a store whose

@@ -3,6 +3,7 @@
 // in the declarations of c10d. Never link the system's libgloo: there would be two.
 #include "dist/gloo.h"
 
+#include "dist/patient_store.h"
 #include "dist/sigpipe.h"
 
 #ifndef USE_C10D_GLOO
@@ -20,11 +21,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_gloo(
     std::chrono::milliseconds timeout) {
   using c10d::ProcessGroupGloo;
   const SigpipeBlocked in_its_threads;
-  store->setTimeout(timeout);  // what it waits for in the store has the store's, not its own
+  // What it waits for in the store has the store's timeout, not its own.
+  const auto patient = c10::make_intrusive<PatientStore>(store, timeout);
   const auto options = ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(host));
   options->threads = 2;
-  auto backend = c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
+  auto backend = c10::make_intrusive<ProcessGroupGloo>(patient, rank, size, options);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);

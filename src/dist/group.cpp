@@ -2,6 +2,8 @@
 
 #include "dist/group_impl.h"
 
+#include <retape/dist/contribution.h>
+
 #include <ATen/Functions.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@ CollectiveError::~CollectiveError() = default;
 
 namespace dist {
 
+using detail::check_dense;
 using detail::GroupImpl;
 using detail::Job;
 
@@ -21,14 +24,6 @@ namespace {
 
 std::string in_quotes(const std::string& name) {
   return "\"" + name + "\"";
-}
-
-void check_dense(const char* function, const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided) {
-    throw UsageError(
-        "[" + std::string(function) + "] " + in_quotes(name) +
-        (tensor.defined() ? " is sparse. Fix: to_dense()." : " is undefined."));
-  }
 }
 
 void check_member(const Group& group, const char* function, int index) {
@@ -40,6 +35,14 @@ void check_member(const Group& group, const char* function, int index) {
 }
 
 }  // namespace
+
+void set_while_waiting(WhileWaiting call) {
+  detail::Courier::set_while_waiting(call);
+}
+
+void leave() {
+  detail::Courier::leave();
+}
 
 void Pending::wait() {
   if (job_) {
@@ -90,21 +93,14 @@ std::chrono::milliseconds Group::timeout() const {
   return impl_->options.timeout;
 }
 
-void Group::sum(const std::string& name, const at::Tensor& tensor) const {
-  sum_async(name, tensor).wait();
+void Group::sum(const std::string& name, const at::Tensor& tensor, Order order) const {
+  sum_async(name, tensor, order).wait();
 }
 
-Pending Group::sum_async(const std::string& name, const at::Tensor& tensor) const {
-  check_dense("sum", name, tensor);
-  return detail::sum_of(
-      *this,
-      {"sum " + in_quotes(name) + " " + detail::shape_of(tensor)},
-      tensor,
-      [tensor] { return tensor.detach().clone(at::MemoryFormat::Contiguous); },
-      [tensor](const at::Tensor& total) {
-        const at::NoGradGuard no_grad;
-        tensor.copy_(total);
-      });
+Pending Group::sum_async(const std::string& name, const at::Tensor& tensor, Order order) const {
+  detail::check_summable("sum", name, tensor);
+  const auto change = detail::pass(Place::Sum, name, this->name(), size()).mutation;
+  return detail::sum_in_place(*this, name, tensor, change, order);
 }
 
 void Group::broadcast(const std::string& name, const at::Tensor& tensor, int from) const {

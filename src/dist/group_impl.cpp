@@ -1,5 +1,7 @@
 #include "dist/group_impl.h"
 
+#include "dist/mutated.h"
+
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
@@ -110,30 +112,104 @@ Pending start(const Group& group, std::shared_ptr<Job> job) {
   return GroupImpl::of(group)->start(std::move(job));
 }
 
+std::string sum_text(Order order) {
+  return order == Order::ByRank ? "sum by rank" : "sum";
+}
+
+namespace {
+
+// One of each rank, in order.
+std::vector<at::Tensor> gathered(c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout) {
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int i = 0; i < process_group.getSize(); ++i) {
+    outputs[0].push_back(at::empty_like(own));
+  }
+  std::vector<at::Tensor> inputs{own};
+  process_group.getBackend(own.device().type())->allgather(outputs, inputs, options)->wait();
+  return std::move(outputs[0]);
+}
+
+// In the place of `own`.
+void add_up(c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout, Order order) {
+  if (order == Order::ByRank) {
+    const auto all = gathered(process_group, own, timeout);
+    own.copy_(all.front());
+    for (size_t i = 1; i < all.size(); ++i) {
+      own.add_(all[i]);
+    }
+    return;
+  }
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::SUM;
+  options.timeout = timeout;
+  std::vector<at::Tensor> tensors{own};
+  process_group.getBackend(own.device().type())->allreduce(tensors, options)->wait();
+}
+
+}  // namespace
+
 Pending sum_of(
     const Group& group,
     Call call,
     const at::Tensor& like,
     std::function<at::Tensor()> make,
-    std::function<void(const at::Tensor&)> use) {
+    std::function<void(const at::Tensor&)> use,
+    Order order) {
   auto job = std::make_shared<Job>();
   job->call = std::move(call);
   job->stream = stream_of(like);
   const auto total = std::make_shared<at::Tensor>();
-  job->move = [total, make = std::move(make), timeout = group.timeout()](c10d::ProcessGroup* process_group) {
+  job->move = [total, make = std::move(make), timeout = group.timeout(), order](c10d::ProcessGroup* process_group) {
     *total = make();
     if (process_group) {
-      c10d::AllreduceOptions options;
-      options.reduceOp = c10d::ReduceOp::SUM;
-      options.timeout = timeout;
       const auto carried = total->to(carrier(*process_group, total->device()));
-      std::vector<at::Tensor> tensors{as_real(carried)};
-      process_group->getBackend(carried.device().type())->allreduce(tensors, options)->wait();
+      add_up(*process_group, as_real(carried), timeout, order);
       *total = carried.to(total->device());
     }
   };
   job->finish = [total, use = std::move(use)] { use(*total); };
   return start(group, std::move(job));
+}
+
+void check_dense(const char* function, const std::string& name, const at::Tensor& tensor) {
+  const char* what = !tensor.defined()             ? "undefined here, and may not be on other ranks. Fix: zeros."
+      : tensor.layout() != at::kStrided            ? "sparse. Fix: to_dense()."
+      : tensor.key_set().has(c10::DispatchKey::Python)
+      ? "of a class of its own, as a DTensor is. Fix: the memory that is here, to_local()."
+      : nullptr;
+  if (what) {
+    throw UsageError("[" + std::string(function) + "] \"" + name + "\" is " + what);
+  }
+}
+
+void check_summable(const char* function, const std::string& name, const at::Tensor& tensor) {
+  check_dense(function, name, tensor);
+  using enum at::ScalarType;
+  switch (c10::toRealValueType(tensor.scalar_type())) {
+    case Float: case Double: case Half: case BFloat16: case Byte: case Char: case Int: case Long: return;
+    default: break;
+  }
+  throw UsageError(
+      "[" + std::string(function) + "] \"" + name + "\" is " + c10::toString(tensor.scalar_type()) +
+      ", which transports do not add. Fix: a dtype that they do, like Float or Int.");
+}
+
+Pending sum_in_place(
+    const Group& group, const std::string& name, const at::Tensor& tensor, Mutation mutation, Order order) {
+  return sum_of(
+      group,
+      {sum_text(order) + " \"" + name + "\" " + shape_of(tensor)},
+      tensor,
+      [tensor, mutation, size = group.size()] {
+        return mutated(tensor.detach(), mutation, size).clone(at::MemoryFormat::Contiguous);
+      },
+      [tensor](const at::Tensor& total) {
+        const at::NoGradGuard no_grad;
+        tensor.copy_(total);
+      },
+      order);
 }
 
 }  // namespace retape::dist::detail

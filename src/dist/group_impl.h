@@ -3,6 +3,7 @@
 
 #include "dist/courier.h"
 
+#include <retape/dist/contribution.h>
 #include <retape/dist/group.h>
 
 #include <memory>
@@ -60,16 +61,31 @@ at::Tensor as_real(const at::Tensor& tensor);
 // `wire` for what it can hold, which is floating point; else the dtype itself.
 at::ScalarType on_wire(at::ScalarType dtype, std::optional<at::ScalarType> wire);
 
+// The sum over the group in the tensor's place, of what a mutation makes of it. No contribution by itself.
+Pending sum_in_place(
+    const Group& group, const std::string& name, const at::Tensor& tensor, Mutation mutation = Mutation::None,
+    Order order = Order::Any);
+
+// UsageError: undefined, sparse, or of a class whose ops may be calls of their own (DTensor): a rank that computes
+// with it alone would wait for the others.
+void check_dense(const char* function, const std::string& name, const at::Tensor& tensor);
+// And of a dtype that transports can add.
+void check_summable(const char* function, const std::string& name, const at::Tensor& tensor);
+
 // Starts a call of `group`; `job->move` and `finish` are set.
 Pending start(const Group& group, std::shared_ptr<Job> job);
 
 // The sum over the group of what `make` returns, for which it is called on the courier's thread.
-// `use` gets it in wait, on the caller's.
+// `use` gets it in wait, on the caller's. `call.text` says the order, if it matters.
 Pending sum_of(
     const Group& group,
     Call call,
     const at::Tensor& like,
     std::function<at::Tensor()> make,
-    std::function<void(const at::Tensor&)> use);
+    std::function<void(const at::Tensor&)> use,
+    Order order = Order::Any);
+
+// What begins the text of a call that sums: "sum", and the order.
+std::string sum_text(Order order);
 
 }  // namespace retape::dist::detail

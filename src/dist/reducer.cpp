@@ -87,7 +87,7 @@ struct SumReducer::Impl {
     for (size_t i = 0; i < given.size(); ++i) {
       exists[i] = given[i].tensor.grad().defined() ? 1 : 0;
     }
-    group.sum("which gradients there are", exists);
+    detail::sum_in_place(group, "which gradients there are: " + detail::text_of(given), exists).wait();
     for (size_t i = 0; i < given.size(); ++i) {
       const auto& [name, parameter] = given[i];
       if (exists[i].item<int>() == 0) {
@@ -104,7 +104,7 @@ struct SumReducer::Impl {
 
   void start() {
     add_those_that_exist();
-    const auto complaint = options.check_finite ? detail::not_finite(entries) : std::string();
+    const auto complaint = options.check_finite ? detail::not_finite(entries, options.wire) : std::string();
     auto buckets = detail::make_buckets(std::exchange(entries, {}), options.bucket_bytes);
     names.clear();
     for (auto& each : buckets) {
@@ -114,10 +114,11 @@ struct SumReducer::Impl {
       const auto as = dtype == bucket->dtype() ? "" : std::string(" as ") + c10::toString(dtype);
       auto pending = detail::sum_of(
           group,
-          Call{"sum " + bucket->text() + as, complaint},
+          Call{detail::sum_text(options.order) + " " + detail::text_of(bucket->entries) + as, complaint},
           bucket->entries.front().tensor,
           [bucket, dtype] { return bucket->flatten(dtype); },
-          [sum](const at::Tensor& flat) { *sum = flat; });
+          [sum](const at::Tensor& flat) { *sum = flat; },
+          options.order);
       started.push_back({bucket, std::move(pending), sum});
     }
   }
@@ -152,14 +153,8 @@ SumReducer::SumReducer(SumReducer&&) noexcept = default;
 SumReducer& SumReducer::operator=(SumReducer&&) noexcept = default;
 
 void SumReducer::add(const std::string& name, const Partial<at::Tensor>& partial) {
-  const auto& tensor = partial.value();
-  if (!tensor.defined() || tensor.layout() != at::kStrided) {
-    throw UsageError(
-        "[SumReducer] \"" + name + "\" is " +
-        (tensor.defined() ? "sparse. Fix: to_dense()."
-                          : "undefined here, and may not be on other ranks. Fix: add_gradients, or zeros."));
-  }
-  impl_->insert(name, tensor);
+  detail::check_summable("SumReducer", name, partial.value());
+  impl_->insert(name, partial.value());
 }
 
 void SumReducer::add_gradients(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
@@ -168,9 +163,8 @@ void SumReducer::add_gradients(const std::vector<std::pair<std::string, at::Tens
     known.emplace(parameter.unsafeGetTensorImpl(), name);
   }
   for (const auto& [name, parameter] : parameters) {
-    const auto& gradient = parameter.grad();
-    if (gradient.defined() && gradient.layout() != at::kStrided) {
-      throw UsageError("[SumReducer] the gradient of \"" + name + "\" is sparse. Fix: to_dense().");
+    if (parameter.grad().defined()) {
+      detail::check_summable("SumReducer", name, parameter.grad());
     }
     // Here, where all ranks see it: gradients there may be on some of them only.
     if (const auto [same, is_new] = known.emplace(parameter.unsafeGetTensorImpl(), name); !is_new) {
@@ -198,12 +192,7 @@ void SumReducer::wait() {
 Pending sum_async(
     const std::string& name, const Partial<at::Tensor>& partial, const Group& group, const std::string& contents) {
   const auto change = detail::pass(Place::Sum, name, group.name(), group.size()).mutation;
-  const auto& tensor = partial.value();
-  if (change != Mutation::None) {
-    const at::NoGradGuard no_grad;
-    tensor.copy_(detail::mutated(tensor.detach(), change, group.size()));
-  }
-  return group.sum_async(contents.empty() ? name : contents, tensor);
+  return detail::sum_in_place(group, contents.empty() ? name : contents, partial.value(), change);
 }
 
 }  // namespace retape::dist

@@ -44,6 +44,19 @@ void RollCall::be_there(size_t index, int64_t times) const {
   board_.write("here/" + std::to_string(index), std::to_string(times));
 }
 
+void RollCall::leave(size_t index) const {
+  board_.write("left/" + std::to_string(index), "");
+  board_.write("left", "");
+}
+
+bool RollCall::somebody_left() const {
+  return board_.has("left");
+}
+
+bool RollCall::has_left(size_t index) const {
+  return board_.has("left/" + std::to_string(index));
+}
+
 bool RollCall::has_joined(size_t index) const {
   return board_.has("here/" + std::to_string(index));
 }

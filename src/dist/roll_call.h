@@ -47,6 +47,9 @@ class RollCall {
   bool called() const;
   void answer(size_t index, Answer answer) const;
   void be_there(size_t index, int64_t times) const;
+  void leave(size_t index) const;  // for good: its process ends
+  bool has_left(size_t index) const;
+  bool somebody_left() const;
 
   // The first who knows says who is to blame, and that stands: for those who come too late to find out, and
   // so that all raise the same. Returns what stands.

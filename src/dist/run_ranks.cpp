@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -102,6 +104,15 @@ std::vector<Child> fork_all(
   return children;
 }
 
+// By a signal, until another lets it go on.
+bool is_stopped(const Child& child) {
+  std::ifstream stat("/proc/" + std::to_string(child.pid) + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  const auto name_ends = text.rfind(')');  // the name may have spaces
+  return name_ends != std::string::npos && text.compare(name_ends, 3, ") T") == 0;
+}
+
 // Its pipe has something to read, or has ended.
 void listen_to(Child& child) {
   char buffer[4096];
@@ -161,7 +172,10 @@ std::vector<RankEnd> run_ranks(int ranks, const std::function<void(World&)>& bod
       if (polled[i].revents != 0) {
         listen_to(*running[i]);
         if (!running[i]->running && running[i]->end.exit_code != 0) {
-          until = std::min(until, Clock::now() + options.patience);
+          // Those that are stopped would not make use of it.
+          const bool waits = std::any_of(
+              children.begin(), children.end(), [](const Child& child) { return child.running && !is_stopped(child); });
+          until = std::min(until, Clock::now() + (waits ? options.patience : std::chrono::milliseconds(0)));
         }
       }
     }

@@ -8,7 +8,7 @@
 namespace retape::dist::detail {
 
 at::Tensor as_double(const at::Tensor& tensor) {
-  auto plain = tensor.detach();
+  auto plain = tensor.layout() == at::kStrided ? tensor.detach() : tensor.detach().to_dense();
   if (plain.is_complex()) {
     plain = at::view_as_real(plain.resolve_conj());
   }

@@ -146,7 +146,9 @@ void Session::note_what_was_not_compared() {
   if (options_.steps == 0) {
     report_.notes.push_back("no step of the optimizer was compared: steps is 0.");
   }
-  if (options_.microbatches > 1 && !runner_.anywhere("gradcheck microbatches", runner_.was_cut())) {
+  if (options_.microbatches == 1) {
+    report_.notes.push_back("no microbatches were compared: microbatches is 1.");
+  } else if (!runner_.anywhere("gradcheck microbatches", runner_.was_cut())) {
     report_.notes.push_back(
         "microbatches is " + std::to_string(options_.microbatches) +
         ", and no rank has asked for them (Case::cut): a mean of their means would not be seen.");
@@ -183,6 +185,7 @@ GradReport Session::run() {
       check(topology, precision);
     }
   }
+  guess_from_all_topologies(report_.rows, topologies_);
   explain_by_neighbours(report_.rows, even_);
   self_test();
   note_what_was_not_compared();

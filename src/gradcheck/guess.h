@@ -8,8 +8,16 @@
 
 namespace retape::dist::detail {
 
-// Products and quotients of sizes that make `factor`, the simplest, all that are equally simple; empty
-// if none of up to three factors does. `roots`: square roots too, as of norms. `within`: relative.
-std::vector<std::string> guesses(double factor, const Topology& topology, bool roots, double within);
+struct Factor {
+  double value;
+  const Topology& topology;  // in which it was seen
+};
+
+// Products and quotients of sizes that make each factor in its topology, the simplest, all that are equally
+// simple; empty if none of up to three sizes does. `roots`: square roots too, as of norms. `within`: relative.
+std::vector<std::string> guesses(const std::vector<Factor>& factors, bool roots, double within);
+inline std::vector<std::string> guesses(double factor, const Topology& topology, bool roots, double within) {
+  return guesses({{factor, topology}}, roots, within);
+}
 
 }  // namespace retape::dist::detail

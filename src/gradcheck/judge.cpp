@@ -11,6 +11,7 @@
 #include <limits>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 namespace retape::dist::detail {
 
@@ -71,13 +72,24 @@ std::set<std::string> names_of(const Tensors& a, const Tensors& b) {
   return names;
 }
 
+bool is_a_factor(const GradRow& row) {
+  return row.residual <= std::max(kNoFactor, row.tolerance);
+}
+
+double within(const GradRow& row) {
+  return std::max(kOne, std::min(row.tolerance, 1e-2));
+}
+
+std::string factor_text(const GradRow& row) {
+  const auto times = short_number(row.alpha) + " times the reference";
+  return times + (row.guesses.empty() ? ", which no sizes of pools make" : ": " + joined(row.guesses));
+}
+
 std::string explain(const GradRow& row, const Run& run) {
-  if (row.residual <= std::max(kNoFactor, row.tolerance)) {
-    if (std::abs(row.alpha - 1) <= kOne) {
-      return "no factor, and more than rounding: residual " + error_number(row.residual);
-    }
-    const auto times = short_number(row.alpha) + " times the reference";
-    return times + (row.guesses.empty() ? ", which no sizes of pools make" : ": " + joined(row.guesses));
+  if (is_a_factor(row)) {
+    return std::abs(row.alpha - 1) <= kOne
+        ? "no factor, and more than rounding: residual " + error_number(row.residual)
+        : factor_text(row);
   }
   std::string text = "no factor explains it (alpha " + short_number(row.alpha) + ", residual " +
       short_number(row.residual) + "): ";
@@ -120,8 +132,7 @@ bool fits(GradRow& row, const at::Tensor& reference, const at::Tensor& found) {
 
 void hold_to_tolerance(GradRow& row, const Run& run, bool roots, const std::string& of = "") {
   if (row.error > row.tolerance) {
-    const double within = std::max(kOne, std::min(row.tolerance, 1e-2));
-    row.guesses = guesses(row.alpha, run.topology.topology, roots, within);
+    row.guesses = guesses(row.alpha, run.topology.topology, roots, within(row));
     differ(row, of + explain(row, run));
   }
 }
@@ -227,18 +238,24 @@ void judge_parameters(
   }
 }
 
-void judge_norms(const Run& run, const Outcome& reference, const United& ranks, std::vector<GradRow>& rows) {
-  const auto tensors = [](const std::map<std::string, double>& norms) {
-    Tensors all;
-    for (const auto& [name, value] : norms) {
-      all[name] = at::full({1}, value, at::kDouble);
-    }
-    return all;
-  };
-  const auto expected = tensors(reference.norms);
-  const auto found = tensors(ranks.outcome.norms);
+using Numbers = std::map<std::string, double>;
+
+Tensors tensors_of(const Numbers& numbers) {
+  Tensors tensors;
+  for (const auto& [name, value] : numbers) {
+    tensors[name] = at::full({1}, value, at::kDouble);
+  }
+  return tensors;
+}
+
+// `odd`: by name, which ranks have another one.
+void judge_numbers(
+    const Run& run, const char* what, const Numbers& reference, const Numbers& ranks,
+    const std::map<std::string, std::string>& odd, bool roots, std::vector<GradRow>& rows) {
+  const auto expected = tensors_of(reference);
+  const auto found = tensors_of(ranks);
   for (const auto& name : names_of(expected, found)) {
-    auto row = row_of(run, "norm", name, run.tolerance);
+    auto row = row_of(run, what, name, run.tolerance);
     if (!has(expected, name)) {
       differ(row, "the reference has none of this name");
     } else if (!has(found, name)) {
@@ -246,9 +263,9 @@ void judge_norms(const Run& run, const Outcome& reference, const United& ranks, 
     } else if (largest_of(expected, name) == 0) {
       compare_zeros(row, found, 0);
     } else {
-      compare(row, run, expected.at(name), found.at(name), /*roots=*/true);
+      compare(row, run, expected.at(name), found.at(name), roots);
     }
-    if (const auto it = ranks.odd_norms.find(name); it != ranks.odd_norms.end()) {
+    if (const auto it = odd.find(name); it != odd.end()) {
       differ(row, it->second);
     }
     rows.push_back(std::move(row));
@@ -257,13 +274,42 @@ void judge_norms(const Run& run, const Outcome& reference, const United& ranks, 
 
 }  // namespace
 
+void guess_from_all_topologies(std::vector<GradRow>& rows, const std::vector<NamedTopology>& topologies) {
+  std::map<std::string, const Topology*> by_name;
+  for (const auto& [name, topology] : topologies) {
+    by_name[name] = &topology;
+  }
+  using Key = std::tuple<std::string, std::string, std::string, std::string>;
+  const auto key = [](const GradRow& row) { return Key{row.dtype, row.terms, row.what, row.tensor}; };
+  std::map<Key, std::vector<Factor>> factors;
+  for (const auto& row : rows) {
+    if (row.kind != Kind::Vacuous && is_a_factor(row) && by_name.count(row.topology) > 0) {
+      factors[key(row)].push_back({row.alpha, *by_name[row.topology]});
+    }
+  }
+  for (auto& row : rows) {
+    if (row.kind != Kind::Different || !is_a_factor(row) || std::abs(row.alpha - 1) <= kOne) {
+      continue;
+    }
+    const auto before = factor_text(row);
+    if (auto better = guesses(factors[key(row)], row.what == "norm", within(row)); !better.empty()) {
+      row.guesses = std::move(better);
+      if (const auto at = row.reason.find(before); at != std::string::npos) {
+        row.reason.replace(at, before.size(), factor_text(row));
+      }
+    }
+  }
+}
+
 std::vector<GradRow> judge(const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale) {
   std::vector<GradRow> rows;
   judge_gradients(run, reference.gradients, ranks, scale.gradients, rows);
   if (run.steps > 0) {
     judge_parameters(run, reference.parameters, ranks, scale.parameters, rows);
   }
-  judge_norms(run, reference, ranks, rows);
+  const auto& found = ranks.outcome;
+  judge_numbers(run, "norm", reference.norms, found.norms, ranks.odd_norms, /*roots=*/true, rows);
+  judge_numbers(run, "loss", reference.losses, found.losses, ranks.odd_losses, /*roots=*/false, rows);
   return rows;
 }
 

@@ -11,7 +11,7 @@ namespace retape::dist::detail {
 struct United {
   Outcome outcome;  // of each tensor the first rank's that holds it
   // Of names in `outcome`: which ranks hold another one.
-  std::map<std::string, std::string> odd_gradients = {}, odd_parameters = {}, odd_norms = {};
+  std::map<std::string, std::string> odd_gradients = {}, odd_parameters = {}, odd_norms = {}, odd_losses = {};
 };
 
 // A run, as rows name it.
@@ -43,6 +43,10 @@ struct Terms {
 // Where a term is too small to be judged, or not there, its row of `rows` becomes vacuous if it was equal;
 // a new one where it has none. `run.terms` is of no interest.
 void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& rows);
+
+// A factor that one topology explains in several ways, n_ci or n_ppgd, another explains in one: where a tensor is
+// off by factors in some of them, its guesses become those that hold in all.
+void guess_from_all_topologies(std::vector<GradRow>& rows, const std::vector<NamedTopology>& topologies);
 
 // Adds to the reason of a row that differs what its neighbours tell: only a ragged variant differs, or only
 // a dtype of production. `even`: what a variant was made from, by names.

@@ -241,6 +241,9 @@ const GradRow* GradReport::worst() const {
 }
 
 std::string GradReport::text() const {
+  if (rows.empty() && vacuous.empty() && notes.empty()) {
+    return std::string(name_of(kind)) + ": the first rank has the report.";
+  }
   std::ostringstream out;
   out << name_of(kind) << ": ";
   if (kind == Kind::Different) {

@@ -1,5 +1,6 @@
 #include "gradcheck/runner.h"
 
+#include "dist/group_impl.h"
 #include "gradcheck/packing.h"
 
 #include <ATen/Functions.h>
@@ -108,6 +109,7 @@ const Outcome& Runner::reference(const Case& what, const std::string& name) {
       Case alone = what;
       alone.wire.reset();
       outcome = reference_(alone);
+      check(outcome);
     }
   });
   if (error.error && raised_) {
@@ -131,6 +133,7 @@ Ran Runner::run(const Case& what, const std::optional<Break>& broken, const Grad
       Case here = what;
       here.was_cut = was_cut_;
       mine = distributed_(here);
+      check(mine);
       seen = watch->seen();
       hit = watch->hit();
     }
@@ -176,7 +179,7 @@ bool Runner::decide(bool decision) const {
 
 bool Runner::anywhere(const std::string& what, bool here) const {
   const auto ranks = at::full({1}, here ? 1 : 0, at::kLong);
-  everyone_.sum(what, ranks);
+  sum_in_place(everyone_, what, ranks).wait();
   return ranks.item<int64_t>() > 0;
 }
 

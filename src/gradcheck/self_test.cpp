@@ -21,6 +21,11 @@ bool needs_others(Mutation mutation, Place place) {
       (mutation == Mutation::Drop && place == Place::Count);
 }
 
+// Nothing to break: there are no others, or no replicas that could be counted.
+bool is_equivalent(Mutation mutation, const Contribution& at) {
+  return (needs_others(mutation, at.place) && at.size == 1) || (mutation == Mutation::EveryReplica && at.count == 0);
+}
+
 std::string raised(const RankError& error) {
   return "rank " + std::to_string(error.rank) + " raised: " + error.text.substr(0, error.text.find('\n'));
 }
@@ -32,7 +37,7 @@ std::vector<Trial> trials_at(
   std::vector<Trial> trials;
   for (const auto mutation : mutations_of(at.place)) {
     const auto predicted = predicted_ratio(mutation, at);
-    if (predicted == 1.0 || (needs_others(mutation, at.place) && at.size == 1)) {
+    if (predicted == 1.0 || is_equivalent(mutation, at)) {
       ++equivalent;
       continue;
     }
@@ -117,7 +122,7 @@ bool SelfTest::list(GradReport& report) {
       if (known == seen.end()) {
         seen.push_back({each, {i}});
       } else {
-        known->first.even = known->first.even && each.even && known->first.count == each.count;
+        merge(known->first, each);
         known->second.push_back(i);
       }
     }

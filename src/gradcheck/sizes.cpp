@@ -35,6 +35,16 @@ size_t different_sizes(const Topology& topology) {
   return values.size();
 }
 
+bool all_different(const Topology& topology) {
+  return different_sizes(topology) == sizes_of(topology).size();
+}
+
+bool some_have_all_different(const std::vector<NamedTopology>& topologies) {
+  return std::any_of(topologies.begin(), topologies.end(), [](const NamedTopology& named) {
+    return !all_ones(named.topology) && all_different(named.topology);
+  });
+}
+
 bool can_be_uneven(const Pool& pool, int64_t rows) {
   return pool.size() > 1 && rows > pool.size();
 }
@@ -173,6 +183,12 @@ std::vector<std::string> vacuous_topologies(const std::vector<NamedTopology>& to
           "all sizes are different, like 6, 3, 2.");
     }
   }
+  // Factors of three sizes at once hide where any two of them are equal.
+  if (reasons.empty() && !some_have_all_different(topologies)) {
+    reasons.push_back(
+        "no topology has all sizes different: a factor made of several would not be seen in each. Fix: one that has, "
+        "like 6, 3, 2.");
+  }
   if (const auto larger = always_larger(topologies, /*common=*/false); !larger.empty()) {
     reasons.push_back(kOneWay + larger + ". Fix: a topology with sizes the other way round, like 2, 4, 8 for 6, 3, 2.");
   }
@@ -270,9 +286,9 @@ const NamedTopology* most_different(const std::vector<NamedTopology>& topologies
       continue;
     }
     const auto score = [](const NamedTopology& t) {
-      const auto different = different_sizes(t.topology);
       // Ranks in a sum are what mutations multiply; an even cut is what predictions are for.
-      return std::tuple(different == sizes_of(t.topology).size(), different, is_even(t.topology), -all_ranks(t.topology));
+      return std::tuple(
+          all_different(t.topology), different_sizes(t.topology), is_even(t.topology), -all_ranks(t.topology));
     };
     if (!best || score(named) > score(*best)) {
       best = &named;

@@ -15,6 +15,7 @@ namespace retape::dist::detail {
 namespace {
 
 enum class Part : uint8_t { Gradient, Parameter };
+using Numbers = std::map<std::string, double>;
 
 // A tensor that some rank names.
 struct Entry {
@@ -40,7 +41,7 @@ struct Entry {
 
 struct Manifest {
   std::vector<Entry> tensors;
-  std::map<std::string, double> norms;
+  Numbers norms, losses;
 };
 
 // Dense, on the CPU, off the graph.
@@ -74,7 +75,24 @@ std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
   add(Part::Gradient, outcome.gradients);
   add(Part::Parameter, outcome.parameters);
   manifest.norms = outcome.norms;
+  manifest.losses = outcome.losses;
   return tensors;
+}
+
+void pack(Packer& packer, const Numbers& numbers) {
+  packer.number(numbers.size());
+  for (const auto& [name, value] : numbers) {
+    packer.text(name).real(value);
+  }
+}
+
+Numbers unpacked_numbers(Unpacker& unpacker) {
+  Numbers numbers;
+  for (auto left = unpacker.number(); left > 0; --left) {
+    const auto name = unpacker.text();
+    numbers[name] = unpacker.real();
+  }
+  return numbers;
 }
 
 std::string packed(const Manifest& manifest) {
@@ -88,10 +106,8 @@ std::string packed(const Manifest& manifest) {
     }
     packer.text(entry.digest);
   }
-  packer.number(manifest.norms.size());
-  for (const auto& [name, norm] : manifest.norms) {
-    packer.text(name).real(norm);
-  }
+  pack(packer, manifest.norms);
+  pack(packer, manifest.losses);
   return packer.str();
 }
 
@@ -109,10 +125,8 @@ Manifest unpacked(const std::string& text) {
     }
     entry.digest = unpacker.text();
   }
-  for (auto left = unpacker.number(); left > 0; --left) {
-    const auto name = unpacker.text();
-    manifest.norms[name] = unpacker.real();
-  }
+  manifest.norms = unpacked_numbers(unpacker);
+  manifest.losses = unpacked_numbers(unpacker);
   return manifest;
 }
 
@@ -178,22 +192,27 @@ std::string odd_text(const Group& everyone, const Holding& holding, const at::Te
   return text;
 }
 
-void unite_norms(const Group& everyone, const std::vector<Manifest>& manifests, United& united) {
+// Of each the first that there is, and in `told` which ranks have another one.
+Numbers unite_numbers(
+    const Group& everyone, const std::vector<Manifest>& manifests, Numbers Manifest::*which,
+    std::map<std::string, std::string>& told) {
+  Numbers united;
   std::map<std::string, int> first;
   std::map<std::string, std::vector<int>> odd;
   for (size_t index = 0; index < manifests.size(); ++index) {
-    for (const auto& [name, norm] : manifests[index].norms) {
-      const auto [it, fresh] = united.outcome.norms.emplace(name, norm);
+    for (const auto& [name, value] : manifests[index].*which) {
+      const auto [it, fresh] = united.emplace(name, value);
       if (fresh) {
         first[name] = static_cast<int>(index);
-      } else if (std::memcmp(&it->second, &norm, sizeof(norm)) != 0) {
+      } else if (std::memcmp(&it->second, &value, sizeof(value)) != 0) {
         odd[name].push_back(static_cast<int>(index));
       }
     }
   }
   for (const auto& [name, indices] : odd) {
-    united.odd_norms[name] = odd_text(everyone, first.at(name), indices);
+    told[name] = odd_text(everyone, first.at(name), indices);
   }
+  return united;
 }
 
 // The bytes of tensors, one after another: one message for each rank that holds what the first has not.
@@ -275,6 +294,18 @@ std::vector<std::string> gather_texts(const Group& group, const std::string& nam
   return texts;
 }
 
+void check(const Outcome& outcome) {
+  for (const auto* tensors : {&outcome.gradients, &outcome.parameters}) {
+    for (const auto& [name, tensor] : *tensors) {
+      if (tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python)) {
+        throw UsageError(
+            "[GradCheck] \"" + name + "\" is of a class of its own, as a DTensor is: a rank has a part of it. Fix: all "
+            "of it, full_tensor().");
+      }
+    }
+  }
+}
+
 United unite(const Group& everyone, const Outcome& mine) {
   Manifest own;
   const auto tensors = list(mine, own);
@@ -284,7 +315,8 @@ United unite(const Group& everyone, const Outcome& mine) {
   }
   const auto holdings = holdings_of(manifests);
   United united;
-  unite_norms(everyone, manifests, united);
+  united.outcome.norms = unite_numbers(everyone, manifests, &Manifest::norms, united.odd_norms);
+  united.outcome.losses = unite_numbers(everyone, manifests, &Manifest::losses, united.odd_losses);
   const auto bytes = bytes_of(tensors, holdings, own, everyone.index());
   auto received = Delivery(everyone, holdings).make(bytes);
   if (everyone.index() != 0) {
@@ -325,7 +357,7 @@ std::vector<Contribution> unite(const Group& everyone, const std::vector<Contrib
       each.count = unpacker.number();
       each.even = unpacker.number() != 0;
       if (const auto known = std::find(all.begin(), all.end(), each); known != all.end()) {
-        known->even = known->even && each.even && known->count == each.count;
+        merge(*known, each);
       } else {
         all.push_back(std::move(each));
       }

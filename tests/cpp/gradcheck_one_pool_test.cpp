@@ -93,6 +93,40 @@ TEST(GradCheckOnePool, AMutantThatBreaksGroupsEndsTheSelfTest) {
   });
 }
 
+// Where no replica could be counted twice, and where that would change nothing, there is nothing to notice.
+TEST(GradCheckOnePool, AMutantThatCountsReplicasIsLeftOutWhereThereAreNone) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const auto clipped = [](Outcome outcome, const Group& everyone, const Group& replicas, double type) {
+    const auto parameter = torch::zeros({4}, torch::dtype(torch::kDouble).requires_grad(true));
+    parameter.mutable_grad() = outcome.gradients.at("x").clone();
+    ClipOptions options;
+    options.norm_type = type;
+    outcome.norms["all"] = clip_grad_norm({{{parameter}, replicas}}, 1.0, everyone, options);
+    return outcome;
+  };
+  expect_ranks(2, [&](World& world) {
+    const auto group = world.group("ranks", {0, 1}), self = Group::alone("self", world.rank());
+    auto given = mean_options({0, 1});
+    given.mutations = true;
+    // Replicas; the same, and the largest alone; parts that each rank has for itself.
+    const std::vector<std::tuple<Group, double, int>> expected{{group, 2, 9}, {group, kInf, 8}, {self, 2, 8}};
+    for (const auto& [replicas, type, mutants] : expected) {
+      const double parts = replicas.size() == 1 ? std::sqrt(2) : 1;
+      const auto reference = [&, type = type](const Case& c) {
+        auto outcome = clipped(mean(c), self, self, type);
+        outcome.norms["all"] *= parts;
+        return outcome;
+      };
+      const auto step = [&, replicas = replicas, type = type](const Case& c) {
+        return clipped(MeanByRanks(group, [](int64_t) {})(c), group, replicas, type);
+      };
+      const auto report = GradCheck(world.all(), reference, step, given).run();
+      RANK_EXPECT_EQ(report.exit_code(), 0);
+      RANK_EXPECT(world.rank() != 0 || (report.killed() == mutants && static_cast<int>(report.mutants.size()) == mutants));
+    }
+  });
+}
+
 TEST(GradCheckOnePool, AReplicaWithoutTheGradientIsDifferent) {
   expect_ranks(3, [](World& world) {
     const auto given = mean_options({0, 1, 2});

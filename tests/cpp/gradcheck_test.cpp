@@ -79,6 +79,19 @@ TEST(Guesses, AtEqualSizesAllThatAreEquallySimpleAreNamed) {
   EXPECT_THAT(guesses(4, t, false, 1e-6), ElementsAre("n_ci"));
 }
 
+TEST(Guesses, WhatSeveralSizesMakeInOneTopologyAnotherTellsApart) {
+  const auto here = three(6, 3, 2).topology;
+  const auto there = three(2, 4, 8).topology;
+  const auto square = three(2, 2, 2).topology;
+  EXPECT_THAT(guesses(2, here, false, 1e-6), UnorderedElementsAre("n_ppgd", "2"));
+  EXPECT_THAT(guesses(0.5, there, false, 1e-6), UnorderedElementsAre("1 / n_ci", "1 / 2"));
+  EXPECT_THAT(guesses({{2, here}, {0.5, there}}, false, 1e-6), ElementsAre("n_ci / n_block0"));
+  EXPECT_THAT(guesses({{2, here}, {1, square}}, false, 1e-6), ElementsAre("n_ci / n_block0"));
+  EXPECT_THAT(guesses({{2, here}, {2, there}}, false, 1e-6), ElementsAre("2"));
+  EXPECT_THAT(guesses({{2, here}, {0.3, there}}, false, 1e-6), IsEmpty());
+  EXPECT_THAT(guesses({{2, here}, {-2, there}}, false, 1e-6), IsEmpty());
+}
+
 TEST(Guesses, BlocksOfOneSizeAreOneNumber) {
   const auto t = three(32, 2, 4, 2, 32).topology;
   EXPECT_THAT(guesses(16, t, false, 1e-6), ElementsAre("n_ci / n_block0"));
@@ -244,6 +257,26 @@ TEST(Judge, ANormThatCountsReplicasIsARoot) {
   EXPECT_EQ(judging.one({}, {found}).kind, Kind::Different);
 }
 
+TEST(Judge, ALossThatIsLoggedWrongIsDifferentWhateverItsGradients) {
+  const Judging judging;
+  auto reference = gradient_of(numbers({1}));
+  reference.losses["loss"] = 2;
+  auto found = reference;
+  const auto loss_of = [&](const United& ranks) {
+    const auto rows = detail::judge(judging.run, reference, ranks, reference);
+    EXPECT_THAT(rows, SizeIs(2));
+    EXPECT_EQ(rows.front().kind, Kind::Equal);
+    return rows.back();
+  };
+  EXPECT_EQ(loss_of({found}).kind, Kind::Equal);
+  EXPECT_EQ(loss_of({found, {}, {}, {}, {{"loss", "rank 1 has other bits"}}}).reason, "rank 1 has other bits");
+  found.losses["loss"] = 2.0 / 6;
+  const auto row = loss_of({found});
+  EXPECT_EQ(row.what, "loss");
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_THAT(row.guesses, ElementsAre("1 / n_ci"));
+}
+
 // Parameters after two steps, of those that begin at {1, 2, 3, 4}.
 struct Moving : Judging {
   Outcome before, reference;
@@ -395,6 +428,9 @@ TEST(Topologies, OnesAndSquaresProveNothing) {
   ASSERT_THAT(two, SizeIs(1));
   EXPECT_THAT(two[0], HasSubstr("n_block0 and n_ppgd are equal in every topology"));
   EXPECT_THAT(vacuous_topologies({three(1, 1, 1), three(4, 2, 2), three(6, 3, 2), three(2, 4, 8)}), IsEmpty());
+  // Each pair differs somewhere, all sizes nowhere.
+  const auto pairs = vacuous_topologies({three(1, 1, 1), three(2, 3, 3), three(3, 3, 2), three(3, 2, 3)});
+  EXPECT_THAT(pairs, ElementsAre(HasSubstr("no topology has all sizes different")));
   EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"ranks", ranks(0, 4)}})}}), IsEmpty());
   // Two names for the same ranks are one size.
   EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"data", ranks(0, 4)}, {"all", ranks(0, 4)}})}}), IsEmpty());

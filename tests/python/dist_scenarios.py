@@ -5,8 +5,11 @@ A scenario has a group of its own: after a CollectiveError a group is broken.
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -14,6 +17,8 @@ import torch
 import torch.distributed as torch_dist
 from tests.python import ranks
 from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.join import Join
 
 import retape
 import retape.dist as rd
@@ -84,6 +89,7 @@ def reference_of_mean() -> nn.Module:
 @scenario
 def sums(group: Any, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {"size": len(group), "index": group.index, "repr": repr(group)}
+    found["is one"] = isinstance(group, rd.Group)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
         tensor = torch.full((3,), rank + 1, dtype=dtype)
         group.sum("t", tensor)
@@ -138,7 +144,10 @@ def a_placement(group: Any, rank: int) -> dict[str, Any]:
         placement.group("a").sum("total", torch.ones(1))
     pool = "b" if rank == 2 else "a"
     other = rd.Topology(7, topology.pools, {"ends": [int(rank == 1), 2]})
-    unsorted = rd.Topology(7, topology.pools, {"ends": [2, 0]})
+    unsorted = rd.Placement(rd.Topology(7, topology.pools, {"ends": [2, 0]}))
+    first = torch.tensor([rank])
+    if rank != 1:
+        unsorted.group("ends").broadcast("first", first, 0)
     return {
         "total": total.item(),
         "index": mine.index,
@@ -146,9 +155,28 @@ def a_placement(group: Any, rank: int) -> dict[str, Any]:
         "leads": placement.leads(pool),
         "has": placement.has("ends"),
         "outside": error_of(lambda: placement.group("a" if rank == 2 else "b")) if rank else None,
-        "unsorted": error_of(lambda: rd.Placement(unsorted, group)),
+        "first": [unsorted.group("ends").index, first.item()] if rank != 1 else None,
         "differs": error_of(lambda: rd.Placement(other, group)),
     }
+
+
+@scenario
+def a_placement_of_fewer_ranks(group: Any, rank: int) -> dict[str, Any]:
+    """By them alone, twice, as in a step of GradCheck; and with a rank that does not come."""
+    topology = rd.Topology(7, [rd.Pool("two", [2, 1])])
+    found: dict[str, Any] = {}
+    if rank != 0:
+        first, second = rd.Placement(topology), rd.Placement(topology)
+        total = torch.tensor([float(rank)])
+        second.group("two").sum("total", total)
+        shared = first.group("two") is second.group("two")
+        found = {"total": total.item(), "leads": first.leads("two"), "shared": shared}
+    group.barrier("without the others")
+    if rank == 0:
+        found["has"] = rd.Placement(topology).has("two")
+    if rank == 1:
+        found["late"] = error_of(lambda: rd.Placement(topology, timeout=timedelta(seconds=0.5)))
+    return found
 
 
 @scenario
@@ -162,7 +190,7 @@ def two_groups_of_one_process_group(group: Any, rank: int) -> dict[str, Any]:
     own = torch_dist.new_group()
     one, two = (rd.Group(own, name=name, timeout=TIMEOUT) for name in ("one", "two"))
     wrong = 0
-    for _ in range(200):
+    for _ in range(100):
         a, b = torch.full((1000,), 1.0), torch.full((1000,), 100.0)
         calls = [one.sum_async("x", a), two.sum_async("x", b)]
         for call in calls:
@@ -347,7 +375,7 @@ def sharded() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 def clipping(group: Any, rank: int) -> dict[str, Any]:
     held, alone = sharded()
     mine = [alone[rank]]
-    only_me = type(group).alone("me", rank)
+    only_me = rd.Group.alone("me", rank)
     twice = [*held, *held]  # tied: counts once
     norm = rd.clip_grad_norm([(twice, group), (mine, only_me)], 1.0, group)
     expected_held, expected_alone = sharded()
@@ -437,6 +465,21 @@ def ddp_with_parameters_that_are_not_used(group: Any, rank: int) -> dict[str, An
 
 
 @scenario
+def ddp_of_fewer_ranks(group: Any, rank: int) -> dict[str, Any]:
+    """Who are in different numbers of process groups."""
+    two, _ = torch_dist.new_group([0, 1]), torch_dist.new_group([0, 2])
+    if rank == 2:
+        return {"off": 0.0}
+    model = nn.parallel.DistributedDataParallel(net(), process_group=two)
+    hook = rd.SumHook(model)
+    count = rd.count_global("rows", COUNTS[rank], hook.group)
+    rd.normalize(model(rows_of(rank)).square().sum(), count).value.backward()
+    reference, rows = net(), torch.cat([rows_of(0), rows_of(1)])
+    (reference(rows).square().sum() / len(rows)).backward()
+    return {"off": difference(model.module, reference)}
+
+
+@scenario
 def ddp_microbatches(group: Any, rank: int) -> dict[str, Any]:
     """DDP reduces what has accumulated: all microbatches but the last are left to add up first."""
     model = nn.parallel.DistributedDataParallel(net())
@@ -517,13 +560,14 @@ def ddp_and_an_error_of_its_own(group: Any, rank: int) -> dict[str, Any]:
         def wait(self) -> None:
             raise ValueError("not collective")
 
-    model = nn.parallel.DistributedDataParallel(net())
+    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=1e-4)
     hook = rd.SumHook(model)
-    loss = model(rows_of(rank)).sum()
     with mock.patch.object(_ddp._dist, "sum_async", lambda *given: Pending()):
-        found = error_of(loss.backward)
-    hook.group.barrier("all have raised")
-    return found
+        found = error_of(model(rows_of(rank)).sum().backward)
+    model.zero_grad()
+    count = rd.count_global("rows", COUNTS[rank], hook.group)
+    rd.normalize(model(rows_of(rank)).square().sum(), count).value.backward()
+    return {**found, "again": difference(model.module, reference_of_mean())}
 
 
 @scenario
@@ -538,6 +582,85 @@ def ddp_and_a_call_too_many(group: Any, rank: int) -> dict[str, Any]:
         loss.backward()
 
     return error_of(step)
+
+
+@scenario
+def ddp_and_a_call_in_between(group: Any, rank: int) -> dict[str, Any]:
+    """Others raise in backward, with several buckets; the odd one too, whose call was not the first."""
+    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=1e-4)
+    hook = rd.SumHook(model, group)
+    model(rows_of(rank)).sum().backward()
+    model.zero_grad()
+    loss = model(rows_of(rank)).sum()
+    if rank == 1:
+        with contextlib.suppress(rd.CollectiveError):
+            hook.group.sum("odd", torch.ones(1))
+    found = error_of(loss.backward)
+    model.zero_grad()
+    return {**found, "again": error_of(model(rows_of(rank)).sum().backward)}
+
+
+@scenario
+def ddp_join(group: Any, rank: int) -> dict[str, Any]:
+    """Rank 0 has no batch at all: it would be the first to wait."""
+
+    def train(model: nn.Module, context: Any) -> None:
+        with context():
+            for _ in range(rank):
+                model(rows_of(rank)).sum().backward()
+
+    model = nn.parallel.DistributedDataParallel(net())
+    hook = rd.SumHook(model)
+    refused = [
+        error_of(lambda: train(model, model.join)),
+        error_of(lambda: train(model, lambda: Join([model]))),
+    ]
+    late = nn.parallel.DistributedDataParallel(net())
+    with late.join():
+        refused.append(error_of(lambda: rd.SumHook(late)))
+    off = []
+    with model.join(enable=False):
+        for number in range(int(max(hook.group.gather("steps", torch.tensor([rank]))))):  # what the fix says
+            model.zero_grad()
+            rows = all_rows()[rank - 1 : rank] if number < rank else all_rows()[:0]
+            count = rd.count_global("rows", len(rows), hook.group)
+            rd.normalize(model(rows).square().sum(), count).value.backward()
+            reference, present = net(), all_rows()[number : RANKS - 1]
+            (reference(present).square().sum() / len(present)).backward()
+            off.append(difference(model.module, reference))
+    return {"refused": refused, "off": off, "plain": error_of(lambda: rd.SumHook(net()))}
+
+
+@scenario
+def ddp_not_finite(group: Any, rank: int) -> dict[str, Any]:
+    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=1e-4)
+    hook = rd.SumHook(model, group, check_finite=True)
+    count = rd.count_global("rows", COUNTS[rank], hook.group)
+    rd.normalize(model(rows_of(rank)).square().sum(), count).value.backward()
+    before = difference(model.module, reference_of_mean())
+    model.zero_grad()
+    if rank == 1:
+        model.module[2].bias.register_hook(lambda g: g.index_fill(0, torch.tensor([1]), torch.nan))
+    found = error_of(model(rows_of(rank)).square().sum().backward)
+    return {**found, "before": before}
+
+
+@scenario
+def ddp_wire(group: Any, rank: int) -> dict[str, Any]:
+    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=1e-4)
+    rd.SumHook(model, group, wire=torch.bfloat16)
+    plain = net()
+    for each in (model, plain):
+        (each(rows_of(rank)).square().sum() / sum(COUNTS)).backward()
+    reducer = rd.SumReducer(group, wire=torch.bfloat16)
+    reducer.add_gradients(plain)
+    reducer.reduce()
+    other = nn.parallel.DistributedDataParallel(net())
+    return {
+        "off": difference(model.module, reference_of_mean()),
+        "same": difference(model.module, plain) == 0,
+        "refused": error_of(lambda: rd.SumHook(other, group, wire=torch.int32)),
+    }
 
 
 @scenario
@@ -560,12 +683,82 @@ def fsdp(group: Any, rank: int) -> dict[str, Any]:
     return {"off": max(float((a - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)}
 
 
+@scenario
+def gradcheck_of_dtensors(group: Any, rank: int) -> dict[str, Any]:
+    """Gradients, parameters and norms as FSDP2 has them; one rank gives them in another order."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+
+    def outcome(case: rd.Case, model: nn.Module, loss: torch.Tensor) -> rd.Outcome:
+        loss.backward()
+        gradients = rd.gradients_of(model)
+        norm = torch.nn.utils.get_total_norm(gradients.values())
+        if rank == 1:
+            gradients = dict(reversed(gradients.items()))
+        torch.optim.SGD(model.parameters(), lr=float(case.steps)).step()
+        return rd.Outcome(gradients, dict(model.named_parameters()), {"all": norm})
+
+    def reference(case: rd.Case) -> rd.Outcome:
+        model, rows = net(), all_rows()
+        return outcome(case, model, model(rows).square().sum() / len(rows))
+
+    def distributed(case: rd.Case) -> rd.Outcome:
+        begin, end = case.topology.pool("ranks").shards[rank]
+        model = rd.fsdp_sums(fully_shard(net(), mesh=mesh))
+        count = rd.count_global("rows", end - begin, group)
+        return outcome(case, model, rd.normalize(model(all_rows()[begin:end]).square().sum(), count).value)
+
+    given = {"terms": {"loss": 1.0}, "rows": sum(COUNTS), "dtypes": (), "self_test": False}
+    report = rd.GradCheck(reference, distributed, **given, steps=1).run()
+    sharded = DTensor.from_local(torch.ones(1), mesh)
+    alone = error_of(rd.GradCheck(lambda case: {"w": sharded}, distributed, **given).run)
+    wrong = rd.GradCheck(lambda case: {"w": torch.ones(1)}, lambda case: {"w": torch.zeros(1)}, **given).run()
+    return {
+        "kind": report.kind,
+        "text": report.explain(),
+        "compared": sorted({row["what"] for row in report.rows}),
+        "by one": alone,
+        "wrong": error_of(wrong.raise_if_different),
+    }
+
+
+@scenario
+def what_pickles(group: Any, rank: int) -> dict[str, Any]:
+    """Calls of torch's own that do, on either side: that `no_pickle` bites."""
+    received = torch.frombuffer(bytearray(b"N."), dtype=torch.uint8)  # None
+    return {
+        "send": error_of(lambda: torch_dist.all_gather_object([None] * RANKS, rank)),
+        "receive": error_of(lambda: distributed_c10d._tensor_to_object(received, 2, None)),
+        "own": error_of(lambda: pickle.dumps(rank)),
+    }
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("pickled")
+
+
+@contextlib.contextmanager
+def no_pickle() -> Iterator[None]:
+    """Out of order, also by the names that torch has given it when it was imported."""
+    names = ("dump", "dumps", "load", "loads", "Pickler", "Unpickler")
+    with (
+        mock.patch.multiple(pickle, **dict.fromkeys(names, refuse)),
+        mock.patch.multiple(distributed_c10d, _pickler=refuse, _unpickler=refuse),
+    ):
+        yield
+
+
 def main() -> None:
+    """With pickle out of order: nothing here needs it, on any wire."""
     rank = torch_dist.get_rank()
     for run in SCENARIOS:
         own = torch_dist.new_group(group_desc=run.__name__)
         try:
-            found = run(rd.Group(own, timeout=TIMEOUT), rank)
+            with no_pickle():
+                found = run(rd.Group(own, timeout=TIMEOUT), rank)
         except Exception:
             found = {"failed": traceback.format_exc()}
         ranks.tell(scenario=run.__name__, **found)

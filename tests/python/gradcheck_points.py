@@ -19,7 +19,6 @@ import torch.distributed as torch_dist
 from tests.python import ranks
 
 import retape.dist as rd
-from retape import _dist
 
 RANKS, ROWS, WIDTH = 4, 24, 3
 LIMIT = 0.1  # of the norm: below what it is
@@ -31,6 +30,9 @@ SPLITS: dict[str, Split] = {
     "3, 1": ((0, 1, 2), (3,)),
 }
 SQUARE: dict[str, Split] = {"2, 2": ((0, 1), (2, 3))}
+# Where the question is not what a topology shows.
+ONES_AND_FAN = {name: SPLITS[name] for name in ("1, 1", "1, 3")}
+FAN = {"1, 3": SPLITS["1, 3"]}
 
 
 def topologies(splits: dict[str, Split]) -> dict[str, rd.Topology]:
@@ -112,7 +114,7 @@ class Trainer:
             self._backward(case, w, pool.shards[pool.ranks.index(rank)], group, both)
             self._reduce(case, w, group)
             gradient = w.grad.clone()
-            replicas = _dist.Group.alone("own") if self.wrong == "every replica" else group
+            replicas = rd.Group.alone("own") if self.wrong == "every replica" else group
             norm = rd.clip_grad_norm([([w], replicas)], LIMIT, both)
             if self.wrong == "forgetful":
                 optimizer = adam(w)
@@ -164,11 +166,11 @@ def right() -> rd.GradCheck:
 
 
 def too_small() -> rd.GradCheck:
-    return check(terms=[*TERMS[:2], rd.Term("penalty", 1e-14)])
+    return check(terms=[*TERMS[:2], rd.Term("penalty", 1e-14)], ragged=False)
 
 
 def square() -> rd.GradCheck:
-    return check(splits=SQUARE, self_test=True)
+    return check(splits=SQUARE, ragged=False, self_test=True)
 
 
 def other_pool_in_a_square() -> rd.GradCheck:
@@ -176,31 +178,31 @@ def other_pool_in_a_square() -> rd.GradCheck:
 
 
 def other_pool() -> rd.GradCheck:
-    return check("other pool")
+    return check("other pool", ragged=False)
 
 
 def mean_of_microbatches() -> rd.GradCheck:
-    return check("mean of microbatches", microbatches=3)
+    return check("mean of microbatches", ONES_AND_FAN, microbatches=3)
 
 
 def reseeded() -> rd.GradCheck:
-    return check("reseeded")
+    return check("reseeded", FAN)
 
 
 def not_the_same() -> rd.GradCheck:
-    return check("not the same")
+    return check("not the same", FAN)
 
 
 def every_replica() -> rd.GradCheck:
-    return check("every replica")
+    return check("every replica", ONES_AND_FAN)
 
 
 def forgetful() -> rd.GradCheck:
-    return check("forgetful", steps=3)
+    return check("forgetful", FAN, steps=3)
 
 
 def coarse() -> rd.GradCheck:
-    return check("coarse", dtypes=(torch.float32,))
+    return check("coarse", FAN, ragged=False, dtypes=(torch.float32,))
 
 
 # ---- one pool of all ranks -------------------------------------------------------------------------

@@ -155,26 +155,6 @@ def waits_for_a_signal():
     signal.pause()
 
 
-def plain_ddp():
-    """rows= and DistributedDataParallel over all ranks, as the docstring of GradCheck has it."""
-
-    def distributed(case):
-        model = torch.nn.parallel.DistributedDataParallel(make(case))
-        hook = retape.dist.SumHook(model)
-        x, tokens = data(case, *case.topology.pool("ranks").shards[torch_dist.get_rank()])
-        count = retape.dist.count_global("tokens", int(tokens.sum()), hook.group)
-        retape.dist.normalize(loss_sum(model, x, tokens), count).value.backward()
-        return retape.dist.gradients_of(model)
-
-    def alone(case):
-        model = make(case)
-        x, tokens = data(case, 0, ROWS)
-        (loss_sum(model, x, tokens) / tokens.sum()).backward()
-        return retape.dist.gradients_of(model)
-
-    return retape.dist.GradCheck(alone, distributed, terms={"fit": 1.0}, rows=ROWS)
-
-
 def right():
     return check()
 

@@ -1,4 +1,4 @@
-"""retape.dist from Python: three ranks under torchrun do what tests/python/dist_scenarios.py says."""
+"""retape.dist from Python: three ranks do what tests/python/dist_scenarios.py says."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sums_are_in_place_for_every_dtype(told):
         for dtype in ("float32", "float64", "bfloat16", "int64"):
             assert line[f"torch.{dtype}"] == [6, 6, 6]
         assert line["async"] == [3, 3]
-        assert (line["size"], line["index"]) == (RANKS, rank)
+        assert (line["size"], line["index"], line["is one"]) == (RANKS, rank, True)
         assert line["repr"] == f'<Group "sums" of 3, index {rank}>'
 
 
@@ -96,7 +96,17 @@ def test_a_placement_compares_the_topology_and_has_its_groups(told):
     for line in lines:
         check_collective(line["differs"], [1])
         assert "ends: 1 2" in line["differs"]["text"]
-        assert '"ends" is of ranks [2, 0]' in line["unsorted"]["text"]
+    assert [line["first"] for line in lines] == [[1, 2], None, [0, 2]]  # in the topology's order
+
+
+def test_a_placement_is_made_by_the_ranks_of_its_topology(told):
+    first, *others = told("a_placement_of_fewer_ranks")
+    assert first["has"] is False
+    assert [line["total"] for line in others] == [3, 3]
+    assert [line["leads"] for line in others] == [False, True]
+    assert all(line["shared"] for line in others)
+    check_collective(others[0]["late"], [2])
+    assert "ranks [2] did not come within 0.5 s" in others[0]["late"]["text"]
 
 
 def test_calls_under_way_in_two_groups_of_one_process_group_do_not_mix(told):
@@ -262,13 +272,59 @@ def test_a_self_test_breaks_the_sums_of_a_ddp_hook(told):
 
 def test_an_error_of_any_kind_in_a_sum_reaches_the_backward_of_ddp(told):
     for line in told("ddp_and_an_error_of_its_own"):
-        assert "not collective" in line["text"]
+        assert line["kinds"][0] == "ValueError"
+        assert line["text"] == "not collective"
+        assert line["again"] < 1e-14  # DDP has come to its end: the next step is as any
 
 
 def test_a_call_too_many_beside_ddp_is_named_on_all(told):
     for line in told("ddp_and_a_call_too_many"):
-        assert "RuntimeError" in line["kinds"]
+        check_collective(line, [1])
         assert 'rank 1 would sum "odd" Float[1]' in line["text"]
+
+
+def test_a_rank_that_has_changed_its_mind_under_ddp_is_a_collective_error_of_backward(told):
+    for line in told("ddp_and_a_call_in_between"):
+        check_collective(line, [1])
+        assert 'rank 1 would sum "odd" Float[1]' in line["text"]
+        check_collective(line["again"], [1])  # the group is broken
+
+
+def test_a_hook_names_rank_and_parameter_of_what_is_not_finite_on_request(told):
+    for line in told("ddp_not_finite"):
+        check_collective(line, [1])
+        assert 'rank 1: "2.bias" has 1 values that are not finite, the first at [1]' in line["text"]
+        assert "0.weight" not in line["text"].split("Fix")[0]
+        assert line["before"] < 1e-14
+
+
+def test_a_hook_for_some_ranks_is_made_by_them(told):
+    for line in told("ddp_of_fewer_ranks"):
+        assert line["off"] < 1e-14
+
+
+def test_join_is_refused_on_all_ranks_before_one_waits_and_its_fix_works(told):
+    for line in told("ddp_join"):
+        for refused in line["refused"]:
+            assert refused["kinds"][0] == "UsageError"
+            assert "[SumHook] join() of DistributedDataParallel: " in refused["text"]
+            assert "who has run out takes them with 0 rows" in refused["text"]
+        assert len(line["off"]) == 2
+        assert max(line["off"]) < 1e-14
+
+
+def test_a_hook_is_for_ddp(told):
+    for line in told("ddp_join"):
+        assert line["plain"]["kinds"][0] == "UsageError"
+        assert "expected a DistributedDataParallel, got Sequential. Fix: " in line["plain"]["text"]
+
+
+def test_a_hook_may_send_less(told):
+    for line in told("ddp_wire"):
+        assert line["same"]  # as a SumReducer with that wire
+        assert 1e-6 < line["off"] < 1e-2
+        assert line["refused"]["kinds"][0] == "UsageError"
+        assert "wire: expected a floating point dtype" in line["refused"]["text"]
 
 
 def test_fsdp_with_sums_is_one_process(told):
@@ -276,13 +332,32 @@ def test_fsdp_with_sums_is_one_process(told):
         assert line["off"] < 1e-14
 
 
+def test_gradcheck_makes_dtensors_whole_in_the_same_order_on_all_ranks(told):
+    for rank, line in enumerate(told("gradcheck_of_dtensors")):
+        assert line["kind"] == "equal", line["text"]
+        assert line["compared"] == ([] if rank else ["gradient", "norm", "parameter"])
+        said = "reference: gradient 'w' is a DTensor of 3 ranks, and one rank alone runs the reference. Fix: "
+        assert said in line["by one"]["text"]
+
+
+def test_ranks_without_the_report_say_who_has_it(told):
+    first, *others = told("gradcheck_of_dtensors")
+    assert "different: 2 of 2 comparisons" in first["wrong"]["text"]
+    for line in others:
+        assert line["wrong"]["text"] == "[GradCheck] different: rank 0 has the report, with the reasons."
+
+
+def test_pickle_is_out_of_order_in_all_of_this(told):
+    for line in told("what_pickles"):
+        for what in ("send", "receive", "own"):
+            assert (line[what]["kinds"][0], line[what]["text"]) == ("AssertionError", "pickled")
+
+
 # ---- without ranks ---------------------------------------------------------------------------------
 
 
 def alone():
-    from retape import _dist
-
-    return _dist.Group.alone("me")
+    return rd.Group.alone("me")
 
 
 def test_a_replicated_value_in_a_sum_is_a_type_error_with_the_fix():
@@ -312,6 +387,49 @@ def test_likes_are_added_and_scaled():
         assert made.value.tolist() == [4, 4]
 
 
+@pytest.mark.parametrize("kind", [rd.Partial, rd.Replicated])
+def test_likes_are_subtracted_divided_negated_and_added_up(kind):
+    one, two = kind(torch.ones(2)), kind(torch.full((2,), 2.0))
+    for made, expected in (
+        (two - one, 1),
+        (one / 2, 0.5),
+        (one / torch.tensor(4.0), 0.25),
+        (-two, -2),
+        (sum([one, two, two]), 5),
+        (torch.tensor(3.0) * two, 6),
+    ):
+        assert type(made) is kind
+        assert made.value.tolist() == [expected] * 2
+    with pytest.raises(TypeError):
+        1 - one
+    with pytest.raises(TypeError):
+        1 / one
+
+
+def test_a_sum_of_unlikes_is_a_type_error_with_the_fix():
+    part, whole = rd.Partial(torch.ones(2)), rd.Replicated(torch.ones(2))
+    fix = "counted once per rank. Fix: retape.dist.contribute_once"
+    for add in (lambda: part - whole, lambda: whole - part, lambda: sum([part, whole])):
+        with pytest.raises(TypeError, match=fix):
+            add()
+
+
+@pytest.mark.parametrize("factor", [rd.Partial(torch.ones(2)), rd.Replicated(torch.ones(2)), "2"])
+@pytest.mark.parametrize("kind", [rd.Partial, rd.Replicated])
+def test_a_factor_is_a_number_or_a_tensor(kind, factor):
+    made = kind(torch.ones(2))
+    for scale in (lambda: made * factor, lambda: factor * made, lambda: made / factor):
+        with pytest.raises(TypeError, match=r"expected a number or a tensor, got .*Fix: "):
+            scale()
+
+
+def test_a_sum_of_products_is_not_a_product_of_sums():
+    with pytest.raises(TypeError, match=r"\[Partial \* Partial\] .* Fix: global_residual"):
+        rd.Partial(torch.ones(2)) * rd.Partial(torch.ones(2))
+    with pytest.raises(TypeError, match=r"\[Partial \* Replicated\] .* Fix: .*\.value"):
+        rd.Partial(torch.ones(2)) * rd.Replicated(torch.ones(2))
+
+
 @pytest.mark.parametrize("count", [5, 5.0, torch.tensor(5)])
 def test_only_a_global_count_is_a_denominator(count):
     with pytest.raises(
@@ -332,14 +450,32 @@ def test_a_count_is_an_integer(count):
 
 
 def test_a_count_of_other_ranks_is_no_denominator_of_a_group():
-    from retape import _dist
-
     count = rd.count_global("rows", 2, alone())
     assert rd.normalize(torch.ones(()), count, alone()).value == 0.5
     with pytest.raises(
         retape.UsageError, match="the count is that of rank 0, and .* rank 1. Fix: "
     ):
-        rd.normalize(torch.ones(()), count, _dist.Group.alone("other", 1))
+        rd.normalize(torch.ones(()), count, rd.Group.alone("other", 1))
+
+
+def test_a_group_is_of_a_class():
+    group = alone()
+    assert isinstance(group, rd.Group)
+    assert not isinstance("me", rd.Group)
+    assert (group.size, group.rank, rd.Group.alone("other", 3).rank) == (1, 0, 3)
+    assert "agree before data moves" in rd.Group.__doc__
+
+
+def test_rows_are_cut_evenly_as_a_pool_cuts_them():
+    assert rd.even_shards(10, 4) == [(0, 3), (3, 6), (6, 8), (8, 10)]
+    assert rd.Topology(10, [rd.Pool("a", [0, 1, 2, 3])]).pools[0].shards == rd.even_shards(10, 4)
+    with pytest.raises(retape.UsageError, match=r"\[even_shards\]"):
+        rd.even_shards(2, 3)
+
+
+def test_a_placement_needs_torch_distributed():
+    with pytest.raises(retape.UsageError, match="torch.distributed is not initialized. Fix: "):
+        rd.Placement(rd.Topology(2, [rd.Pool("all", [0])]))
 
 
 def test_a_group_needs_torch_distributed():

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.python import gradcheck_steps
+from tests.python import forks, gradcheck_steps
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 import retape
 import retape.dist
 import torchrun_retape
-from retape import _dist, cli
+from retape import cli
 from retape.gradchecking import factory, launch, messages
 from retape.gradchecking.messages import RankError, Settings
+from torchrun_retape import loopback
 
 STEPS = Path(gradcheck_steps.__file__)
 PATIENCE = 300.0  # seconds after which a rank will not come any more
@@ -36,13 +37,15 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("mysteps", None)
 
 
-def gradcheck(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "retape", "gradcheck", *words, "--json", "out.json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def gradcheck(folder):
+    """The command, torchrun and ranks are forks."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ("retape", "gradcheck", *words, "--json", "out.json")
+        return forks.nursery().run(*command, output=folder / "command.out")
+
+    return run
 
 
 def result() -> dict:
@@ -53,9 +56,50 @@ def result() -> dict:
 
 # ---- the command, with ranks ---------------------------------------------------------------------
 
+NO_PICKLE = """import pickle
 
-def test_a_right_step_is_equal_every_mutant_is_noticed_and_nothing_listens_beyond_loopback(folder):
-    ended = gradcheck("mysteps:right_and_quiet", "--ranks", "3", "--html", "out.html")
+
+def refuse(*_, **__):
+    raise AssertionError("pickled")
+
+pickle.dump = pickle.dumps = pickle.load = pickle.loads = refuse
+pickle.Pickler = type("Pickler", (pickle.Pickler,), {"__init__": refuse})
+pickle.Unpickler = type("Unpickler", (pickle.Unpickler,), {"__init__": refuse})
+"""
+
+
+@pytest.fixture
+def no_pickle(folder, monkeypatch):
+    """In every process that is started."""
+    first = folder / "first"
+    first.mkdir()
+    (first / "sitecustomize.py").write_text(NO_PICKLE)
+    monkeypatch.setenv("PYTHONPATH", str(first), prepend=os.pathsep)
+    program = [sys.executable, "-c", "import pickle; pickle.dumps(1)"]
+    assert b"AssertionError: pickled" in subprocess.run(program, capture_output=True).stderr
+
+
+def test_a_right_step_is_equal_nothing_listens_beyond_loopback_and_nothing_is_pickled(
+    folder, no_pickle, monkeypatch
+):
+    """Started as a user does: the command, torchrun and ranks are processes of their own."""
+    others = [name for _, name in socket.if_nameindex() if name != loopback.interface()]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ",".join(others) or "another0")
+    words = ["mysteps:right_and_quiet", "--ranks", "2", "--json", "out.json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "retape", "gradcheck", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert result()["kind"] == "equal"
+    assert "Running the code of mysteps:right_and_quiet on 2 ranks." in ended.stdout
+    assert ended.stderr == ""
+
+
+def test_a_right_step_is_equal_and_every_mutant_is_noticed(gradcheck, folder):
+    ended = gradcheck("mysteps:right", "--ranks", "3", "--html", "out.html")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = result()
     assert found["kind"] == "equal"
@@ -72,16 +116,14 @@ def test_a_right_step_is_equal_every_mutant_is_noticed_and_nothing_listens_beyon
     assert test["as_predicted"] == test["predicted"] == 13
     said = "self-test at 3: 15 of 15 mutants noticed, 13 of 13 by the ratio that was predicted"
     assert said in ended.stdout
-    assert "Running the code of mysteps:right_and_quiet on 3 ranks." in ended.stdout
     assert re.search(r"3, ragged +float64 +✓", ended.stdout)
     assert "equal: 30 comparisons in 3 topologies" in ended.stdout
-    assert ended.stderr == ""
     text = Path("out.html").read_text()
     assert "ranks compute what one process does" in text
     assert str(folder) not in text + Path("out.json").read_text()
 
 
-def test_an_average_is_different_and_named(folder):
+def test_an_average_is_different_and_named(gradcheck):
     ended = gradcheck("mysteps:average", "--ranks", "2", "--no-self-test")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     wrong = [row for row in result()["rows"] if row["kind"] == "different"]
@@ -91,7 +133,7 @@ def test_an_average_is_different_and_named(folder):
     assert "0.5 times the reference: 1 / n_ranks" in ended.stdout
 
 
-def test_a_term_too_small_to_be_judged_is_vacuous(folder):
+def test_a_term_too_small_to_be_judged_is_vacuous(gradcheck):
     ended = gradcheck("mysteps:too_small", "--ranks", "2", "--no-self-test")
     assert ended.returncode == 6, ended.stdout + ended.stderr
     assert re.search(r"2 +float64 +✓.* ○", ended.stdout)
@@ -99,7 +141,7 @@ def test_a_term_too_small_to_be_judged_is_vacuous(folder):
     assert result()["kind"] == "vacuous"
 
 
-def test_a_rank_that_raises_is_told_while_others_still_wait(folder):
+def test_a_rank_that_raises_is_told_while_others_still_wait(gradcheck):
     ended = gradcheck("mysteps:raises", "--ranks", "2", "--timeout", "250")
     assert ended.returncode == 5, ended.stdout + ended.stderr
     assert "✗ rank 1: ValueError: no <data> & here" in ended.stdout
@@ -107,7 +149,7 @@ def test_a_rank_that_raises_is_told_while_others_still_wait(folder):
     assert result()["errors"][0] == {"rank": 1, "kind": "ValueError", "text": "no <data> & here"}
 
 
-def test_a_rank_that_is_killed_is_named_and_those_that_torchrun_ends_then_are_not(folder):
+def test_a_rank_that_is_killed_is_named_and_those_that_torchrun_ends_then_are_not(gradcheck):
     ended = gradcheck("mysteps:is_killed", "--ranks", "3", "--show-output")
     assert ended.returncode == 5, ended.stdout + ended.stderr
     assert "✗ rank 1: ended by SIGKILL, without an exception" in ended.stdout
@@ -118,7 +160,7 @@ def test_a_rank_that_is_killed_is_named_and_those_that_torchrun_ends_then_are_no
 
 
 @pytest.mark.parametrize(
-    ("what", "rank", "said"),
+    ("what", "who", "said"),
     [
         ("is_stopped", 1, "is stopped (SIGSTOP, or a debugger), and others waited for it"),
         ("exits_at_once", 1, "ended with exit code 0, without an exception"),
@@ -126,12 +168,13 @@ def test_a_rank_that_is_killed_is_named_and_those_that_torchrun_ends_then_are_no
         ("kills_torchrun", None, "ended by SIGKILL, and ranks with it"),
     ],
 )
-def test_who_stops_or_leaves_is_named_first(folder, what, rank, said):
-    ended = launch.run(Settings(f"mysteps:{what}", 3.0), 2, lambda told: None)
-    assert ended.told is None
-    assert (ended.errors[0].rank, ended.errors[0].text) == (rank, said), ended
-    if rank is not None and not ended.errors[0].kind:
-        assert ended.output == "as far as this"
+def test_who_stops_or_leaves_is_named_first(gradcheck, what, who, said):
+    ended = gradcheck(f"mysteps:{what}", "--ranks", "2", "--timeout", "2")
+    assert ended.returncode == 5, ended.stdout + ended.stderr
+    first = result()["errors"][0]
+    assert (first["rank"], first["text"]) == (who, said), ended.stdout
+    if who is not None and not first["kind"]:
+        assert f"The last lines of rank {who}:\nas far as this\n" in ended.stdout
 
 
 def test_the_first_to_fail_comes_first_and_ranks_that_torchrun_ended_are_not_blamed(tmp_path):
@@ -151,51 +194,26 @@ def test_ranks_end_with_the_command(folder, monkeypatch, number):
     temporary = folder / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    command = [sys.executable, "-m", "retape", "gradcheck", "mysteps:waits_for_a_signal", "--ranks"]
+    command = ["retape", "gradcheck", "mysteps:waits_for_a_signal", "--ranks", "2"]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("alive")
         listener.listen()
         listener.settimeout(PATIENCE)
-        process = subprocess.Popen([*command, "2"], stdout=subprocess.DEVNULL)
+        process = forks.nursery().start(*command, output=folder / "command.out")
         ranks = [listener.accept()[0] for _ in range(2)]
     for rank in ranks:
         rank.settimeout(PATIENCE)
     assert len({rank.recv(16) for rank in ranks}) == 2
     assert len(list(temporary.glob("retape-*"))) == 1
-    process.send_signal(number)
+    os.kill(process, number)
     assert [rank.recv(16) for rank in ranks] == [b"", b""]  # they have let go of it
-    ended = process.wait()
+    ended = forks.nursery().join()
+    assert ended == (128 + signal.SIGTERM if number == signal.SIGTERM else -number)
     if number == signal.SIGTERM:
-        assert ended == 128 + signal.SIGTERM
         assert list(temporary.iterdir()) == []
 
 
-NO_PICKLE = """import pickle
-
-
-def refuse(*_, **__):
-    raise AssertionError("pickled")
-
-pickle.dump = pickle.dumps = pickle.load = pickle.loads = refuse
-pickle.Pickler = type("Pickler", (pickle.Pickler,), {"__init__": refuse})
-pickle.Unpickler = type("Unpickler", (pickle.Unpickler,), {"__init__": refuse})
-"""
-
-
-def test_rows_alone_are_enough_for_plain_ddp_and_nothing_is_pickled(folder, monkeypatch):
-    """By the command, by torchrun, and by ranks: with pickle out of order it works."""
-    first = folder / "first"
-    first.mkdir()
-    (first / "sitecustomize.py").write_text(NO_PICKLE)
-    monkeypatch.setenv("PYTHONPATH", str(first), prepend=os.pathsep)
-    program = [sys.executable, "-c", "import pickle; pickle.dumps(1)"]
-    assert b"AssertionError: pickled" in subprocess.run(program, capture_output=True).stderr
-    ended = gradcheck("mysteps:plain_ddp", "--ranks", "2")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert {row["topology"] for row in result()["rows"]} == {"2", "2, ragged"}
-
-
-def test_a_mistake_in_the_factory_is_a_mistake_of_the_call(folder):
+def test_a_mistake_in_the_factory_is_a_mistake_of_the_call(gradcheck):
     ended = gradcheck("mysteps:not_a_check", "--ranks", "2")
     assert ended.returncode == 2
     assert "expected a function that returns a retape.dist.GradCheck, got function" in ended.stderr
@@ -266,9 +284,15 @@ def check_alone(reference=gradient, distributed=gradient, **options) -> retape.d
         distributed,
         terms={"fit": 2.0},
         rows=4,
-        everyone=_dist.Group.alone("world"),
+        everyone=retape.dist.Group.alone("world"),
         **options,
     )
+
+
+def test_terms_and_topologies_may_be_given_by_position():
+    topologies = {"1": retape.dist.Topology(4, [retape.dist.Pool("ranks", [0])])}
+    check = retape.dist.GradCheck(gradient, gradient, {"fit": 2.0}, topologies)
+    assert (check.terms, check.topologies, check.rows) == ({"fit": 2.0}, topologies, None)
 
 
 def test_one_rank_proves_nothing():
@@ -289,6 +313,21 @@ def test_a_factor_is_fitted():
     assert report.rows[0]["alpha"] == 3
     assert "3 times the reference" in str(report)
     assert repr(report) == "<retape.dist.GradReport different: 2 comparisons>"
+
+
+def test_sparse_gradients_are_those_that_dense_ones_would_be():
+    def sparse(case):
+        model = torch.nn.Embedding(6, 2, sparse=True, dtype=case.dtype)
+        torch.nn.init.ones_(model.weight)
+        (case.terms["fit"] * model(torch.tensor([1, 1, 4]))).sum().backward()
+        return retape.dist.gradients_of(model)
+
+    def dense(case):
+        return {"weight": sparse(case)["weight"].to_dense()}
+
+    for reference, distributed in ((sparse, dense), (dense, sparse), (sparse, sparse)):
+        report = check_alone(reference, distributed).run()
+        assert {(row["tensor"], row["error"]) for row in report.rows} == {("weight", 0)}
 
 
 def test_outcomes_have_parameters_and_norms():
@@ -321,8 +360,8 @@ def test_microbatches_that_a_step_does_not_ask_for_are_noted():
     said = "microbatches is 3, and no rank has asked for them"
     assert any(said in note for note in check_alone(microbatches=3).run().notes)
     assert any(said in note for note in check_alone(reference=cuts, microbatches=3).run().notes)
-    for options in ({"distributed": cuts, "microbatches": 3}, {}):
-        assert "microbatches" not in check_alone(**options).run().explain()
+    assert "microbatches" not in check_alone(distributed=cuts, microbatches=3).run().explain()
+    assert "no microbatches were compared: microbatches is 1." in check_alone().run().notes
 
 
 def test_exceptions_of_a_step_are_its_own():
@@ -354,6 +393,18 @@ def test_an_interrupt_is_not_told_to_others():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(retape.UsageError, match="distributed: expected an Outcome .* got NoneType"):
         check_alone(distributed=lambda case: None).run()
+    for given, said in (
+        ({"w": 1.0}, "distributed: gradient 'w': expected a tensor or None, got float. Fix: "),
+        ([torch.ones(2)], "distributed: expected an Outcome or a dict of gradients, got list"),
+        ({1: torch.ones(2)}, "distributed: gradient: expected a dict by name, got dict. Fix: "),
+        (retape.dist.Outcome([]), "distributed: gradient: expected a dict by name, got list. Fix: "),
+        (retape.dist.Outcome({}, {"w": 1}), "distributed: parameter 'w': expected a tensor or None"),
+        (retape.dist.Outcome({}, norms={"all": torch.ones(2)}), "norm 'all': expected a number, got Ten"),
+    ):
+        with pytest.raises(retape.UsageError, match=said):
+            check_alone(distributed=lambda case, given=given: given).run()
+    with pytest.raises(retape.UsageError, match="reference: gradient 'w': expected a tensor"):
+        check_alone(reference=lambda case: {"w": "1"}).run()
     with pytest.raises(retape.UsageError, match="got neither"):
         retape.dist.GradCheck(gradient, gradient, terms={"fit": 1.0})
     with pytest.raises(retape.UsageError, match="torch.distributed is not initialized"):
@@ -394,6 +445,53 @@ def test_the_handler_of_torchrun_serves_its_store_on_loopback():
     assert opened == [f"127.0.0.1:{port}"]
     met.store.set("a", "b")
     assert met.store.get("a") == b"b"
+
+
+def test_an_interface_that_was_chosen_is_kept_by_torchrun(monkeypatch):
+    handler = torchrun_retape.create(RendezvousParameters("retape", "", "run", 1, 1))
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for chosen, expected in ((None, loopback.interface()), ("another0", "another0")):
+        if chosen:
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
+        handler.next_rendezvous()
+        assert os.environ["GLOO_SOCKET_IFNAME"] == expected
+
+
+def test_an_attempt_of_torchrun_has_a_store_of_its_own():
+    handler = torchrun_retape.create(RendezvousParameters("retape", "", "run", 1, 1))
+    first, second = handler.next_rendezvous(), handler.next_rendezvous()
+    first.store.set("a", "b")
+    assert not second.store.check(["a"])
+    ports = {each.bootstrap_store_info.master_port for each in (first, second)}
+    assert len(ports) == 2
+
+
+# In the first attempt ranks disagree, and end; their group is broken, and says so in the store.
+RESTARTED = """
+import os, sys
+import torch, torch.distributed as dist
+import retape.dist as rd
+
+dist.init_process_group("gloo")
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+try:
+    total = torch.ones(1)
+    rd.Group().sum("x" if again or os.environ["RANK"] == "0" else "y", total)
+    # In one piece: ranks share one file, and print, unbuffered, writes word by word.
+    sys.stdout.write(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} has {total.item()}\\n")
+except rd.CollectiveError:
+    os._exit(3)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_torchrun_restarts_begin_anew(folder):
+    (folder / "restarted.py").write_text(RESTARTED)
+    words = ["--rdzv-backend=retape", "--nproc-per-node=2", "--max-restarts=1"]
+    words += ["--monitor-interval=0.1", "-m", "restarted"]
+    ended = forks.nursery().run("torch.distributed.run", *words, output=folder / "command.out")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines() == ["attempt 1 has 2.0"] * 2
 
 
 @pytest.mark.parametrize(

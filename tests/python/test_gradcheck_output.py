@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.python import browser
 
-from retape import cli
+from retape import _artefact, cli
 from retape.gradchecking import page, table
 from retape.gradchecking.bar import bar
 from retape.gradchecking.cli import _together
@@ -161,6 +164,85 @@ def test_the_page_is_quiet_and_fits(tmp_path, scheme):
                 widest = seen.page.evaluate("document.documentElement.scrollWidth")
                 assert widest <= width
                 seen.check_was_quiet(path)
+
+
+# ---- `retape report` ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """A report as C++ gives it, or as an artefact."""
+    monkeypatch.chdir(tmp_path)
+
+    def store(result: dict, bare: bool = False) -> None:
+        facts = {"retape": "9.9", "torch": "8.8", "python": "7.7", "cpu": "an abacus"}
+        made = _artefact.artefact("gradcheck", {}, result, 1, "retape gradcheck a:b --ranks 4", facts)
+        Path("run.json").write_text(json.dumps(result if bare else made))
+
+    return store
+
+
+def test_report_shows_an_artefact_as_the_command_did(stored, capsys):
+    found = report_of()
+    text = "different: 1 of 2\n  a line"
+    stored({"ranks": 4, **found, "text": text, "errors": []})
+    files = ["--html", "out.html", "--markdown", "out.md", "--csv", "out.csv"]
+    assert cli.main(["report", "run.json", *files]) == 1
+    shown = capsys.readouterr().out
+    assert printed(found, text=text).rstrip() in shown
+    page_text = Path("out.html").read_text()
+    for word in ("4 times the reference: n_ranks", "up to 4 ranks", "--ranks 4", "torch 8.8", "an abacus"):
+        assert word in page_text, word
+    lines = list(csv.DictReader(Path("out.csv").open()))
+    assert len(lines) == len(found["rows"])
+    assert (lines[0]["topology"], lines[0]["error"], lines[-1]["error"]) == ("1", "1e-16", "")
+    assert lines[-1]["guesses"] == "n_ranks"
+    assert "| 4 | float64 | ✗ ∞ | ✗ ∞ | ✗ ∞ |" in Path("out.md").read_text()
+    for each in (page_text, Path("out.md").read_text(), shown):
+        assert "\x1b[31m" not in each
+    assert "<img" not in page_text
+    # What the report leaves behind can be shown again.
+    assert cli.main(["report", "build/report.json"]) == 1
+    assert printed(found, text=text).rstrip() in capsys.readouterr().out
+
+
+def test_report_shows_what_cpp_gives(stored, capsys):
+    stored(report_of(), bare=True)
+    assert cli.main(["report", "run.json", "--html", "out.html"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"4 +float64 +✗ ∞", shown)
+    assert "different: 6 of 12 comparisons (1; 4)" in shown
+    assert '[4; float64; term1] gradient "<img src=x onerror=alert(1)>' in shown
+    for word in ("4 times the reference", "self-test at 4: 1 of 2 mutants", "note: all shards", "vacuous: one"):
+        assert word in shown, word
+    assert "run by ranks and by one process" in Path("out.html").read_text()
+
+
+def test_report_shows_how_ranks_failed(stored, capsys):
+    errors = [{"rank": 1, "kind": "ValueError", "text": "no data"}]
+    stored({"ranks": 2, "kind": None, "errors": errors})
+    assert cli.main(["report", "run.json"]) == 5
+    assert "✗ rank 1: ValueError: no data" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["report", "run.json", "--csv", "out.csv"])
+    assert "--csv: ranks failed, and nothing was compared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        ({}, ["--judge"], "--judge is for what a bench measured, and run.json is of a gradcheck"),
+        ({"kind": "odd"}, [], "expected comparisons as this version of Retape writes them, got KeyError"),
+        ({"rows": [{}]}, [], "expected comparisons as this version"),
+        ({"exit_code": 77}, [], "expected comparisons as this version"),
+    ],
+)
+def test_report_refuses_what_makes_no_sense(stored, capsys, change, words, said):
+    stored({**report_of(), **change})
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", "run.json", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_help_has_exit_codes_and_ends_with_an_example(capsys):

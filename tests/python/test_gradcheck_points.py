@@ -34,6 +34,7 @@ def test_every_term_is_alone_and_all_are_together(reports):
 def test_a_term_too_small_beside_the_others_is_vacuous(reports):
     report = reports["too_small"]
     assert (report["kind"], report["exit_code"]) == ("vacuous", 6)
+    assert report["vacuous"] == []  # for no other reason
     rows = [row for row in report["rows"] if row["kind"] == "vacuous"]
     assert {row["terms"] for row in rows} == {"penalty"}
     assert all("it cannot be seen there" in row["reason"] for row in rows)
@@ -43,9 +44,10 @@ def test_a_factor_is_fitted_and_named_by_sizes(reports):
     rows = wrong(reports["other_pool"])
     assert {row["terms"] for row in rows} == {"fit"}
     found = {(row["topology"], row["tensor"]): (row["alpha"], row["guesses"]) for row in rows}
-    assert found["1, 3", "left"] == (pytest.approx(3), ["n_right"])
-    assert found["1, 3", "right"] == (pytest.approx(1 / 3), ["1 / n_right"])
-    assert found["3, 1", "left"] == (pytest.approx(1 / 3), ["1 / n_left"])
+    # In one of them it could be n_right alone: both together say which sizes were mixed up.
+    assert found["1, 3", "left"] == (pytest.approx(3), ["n_right / n_left"])
+    assert found["1, 3", "right"] == (pytest.approx(1 / 3), ["n_left / n_right"])
+    assert found["3, 1", "left"] == (pytest.approx(1 / 3), ["n_right / n_left"])
     assert max(row["residual"] for row in rows) < 1e-12
 
 
@@ -72,7 +74,7 @@ def test_what_a_square_hides_is_vacuous_and_not_equal(reports):
 def test_microbatches_are_ragged_so_that_a_mean_of_their_means_is_seen(reports):
     rows = wrong(reports["mean_of_microbatches"])
     assert {row["terms"] for row in rows} == {"fit"}
-    assert {row["topology"] for row in rows} == {"1, 1", "1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
+    assert {row["topology"] for row in rows} == {"1, 1", "1, 3", "1, 3, ragged"}
     assert min(row["residual"] for row in rows) > 0.05
     assert all("no factor explains it" in row["reason"] for row in rows)
 
@@ -87,7 +89,7 @@ def test_replicas_have_the_same_bits(reports):
     rows = wrong(reports["not_the_same"])
     assert max(row["error"] for row in rows) < 1e-14
     assert all("replicas drift apart" in row["reason"] for row in rows)
-    assert {row["topology"] for row in rows} == {"1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
+    assert {row["topology"] for row in rows} == {"1, 3", "1, 3, ragged"}
 
 
 def test_a_replica_without_the_gradient_is_different(reports):

@@ -37,6 +37,7 @@ struct Outcome {
   std::map<std::string, at::Tensor> gradients;   // after every reduction, before clipping
   std::map<std::string, at::Tensor> parameters;  // after `steps`; the reference's also after 0: as they begin
   std::map<std::string, double> norms;           // as clipping computed them, by the name of what was clipped
+  std::map<std::string, double> losses = {};     // as they are logged: of all ranks together
 };
 
 }  // namespace retape::dist

@@ -14,6 +14,7 @@ namespace retape::dist {
 struct Held {
   std::vector<at::Tensor> parameters;
   Group replicas;
+  bool counted_elsewhere = false;  // whoever leads: by a rank that is in no group with this one
 };
 
 struct ClipOptions {
@@ -23,7 +24,8 @@ struct ClipOptions {
 
 // Scales all gradients in place by min(1, max_norm / (norm + 1e-6)), and returns the norm over all
 // distinct parameters of `everyone`: a parameter that is given twice, or held by several ranks, counts
-// once. float64 inside; every rank gets the same bits. Where the norm is NaN all gradients become NaN.
+// once. float64 inside; every rank gets the same bits. Where the norm is NaN all gradients become NaN. Ranks agree on
+// max_norm and norm_type.
 RETAPE_API double clip_grad_norm(
     const std::vector<Held>& held, double max_norm, const Group& everyone, ClipOptions options = {});
 

@@ -15,8 +15,8 @@
 namespace retape::dist {
 
 enum class Place : uint8_t {
-  Sum,       // a tensor of a SumReducer, or of sum_async
-  Once,      // contribute_once
+  Sum,       // a tensor of a SumReducer, of sum or sum_async
+  Once,      // contribute_once, contribute_from
   Count,     // count_global
   Residual,  // global_residual
   Gradient,  // of an Edge, at its receiver's
@@ -41,7 +41,7 @@ struct Contribution {
   std::string name;
   std::string group;
   int size = 1;       // of the group
-  int64_t count = 0;  // Count: of this rank
+  int64_t count = 0;  // Count: of this rank. Norm: replicas that another counts, the most of all ranks
   bool even = true;   // Count: the same on all ranks, each time
   bool operator==(const Contribution& other) const {
     return place == other.place && name == other.name && group == other.group;
@@ -81,12 +81,15 @@ class RETAPE_API Watch {
 
 namespace detail {
 
+// The same one, seen again or on another rank.
+RETAPE_API void merge(Contribution& known, const Contribution& other);
+
 struct Change {
   Mutation mutation = Mutation::None;
   double factor = 1;
 };
 
-// Notes the contribution; what is to be done to it. `count`: Count only, this rank's.
+// Notes the contribution; what is to be done to it. `count`: see Contribution.
 RETAPE_API Change pass(
     Place place, const std::string& name, const std::string& group, int size, int64_t count = 0);
 

@@ -5,7 +5,7 @@
 //   // on ranks of ci                               // on ranks of block0
 //   edge.send("site3", lower);                      auto leaf = edge.receive("site3", like);
 //                                                   ... backward ...
-//   auto grad = edge.receive_gradient("site3", lower);  edge.send_gradient("site3", leaf.grad());
+//   auto grad = edge.receive_gradient("site3", lower);  edge.send_gradient("site3", leaf.grad(), leaf);
 //
 // Each pool has cut the batch in its own way. A rank receives its rows from whoever has them; the
 // gradient of a row goes back to its owner, where the gradients of all receivers are added. Add the

@@ -18,7 +18,7 @@
 //                               smaller than what the comparison allows, is vacuous: reported, not passed
 //   replicas                    the same bits on every rank that holds a tensor; none on one of them is not
 //                               the same, unless all have zeros
-//   norms                       as clipping computed them
+//   norms, losses               as clipping computed them; as they are logged
 //   parameters                  how far `steps` of the optimizer have moved them. Where rounding hides even
 //                               that a parameter stood still, it is vacuous
 //   float64 first               to 1e-12, with a full-precision wire; then `dtypes`, to what their

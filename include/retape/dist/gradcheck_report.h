@@ -11,12 +11,12 @@
 
 namespace retape::dist {
 
-// One tensor, or one clip norm, of one run.
+// One tensor, clip norm or loss, of one run.
 struct GradRow {
   std::string topology;
   std::string dtype;   // "float64", "float32, bfloat16 wire"
   std::string terms;   // the one that is on, "all", "all, 4 steps"
-  std::string what;    // "gradient", "parameter", "norm"
+  std::string what;    // "gradient", "parameter", "norm", "loss"
   std::string tensor;
   Verdict::Kind kind = Verdict::Kind::Equal;
   // max|d - r| / max|r|, of what ranks have (d) and the reference (r). Of a parameter ||d - r|| / ||r||,

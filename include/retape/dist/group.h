@@ -63,12 +63,29 @@ class GroupImpl;
 class Job;
 }  // namespace detail
 
+// In which ranks are added up.
+//   Any     as the transport likes: Gloo's and NCCL's rings begin with another rank in each part of a tensor. The same
+//           bits on every rank and in every run of as many ranks, but not those of adding ranks one after the other.
+//   ByRank  the first, then the second, and so on, as one process would. Every rank gets every part: as many times the
+//           memory, and more to send, as there are ranks.
+enum class Order : uint8_t { Any, ByRank };
+
 struct GroupOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
   // The rank whose process hosts the store; none: a launcher does (torchrun, run_ranks). Named when the
   // store is gone.
   std::optional<int> store_host;
 };
+
+// Before this process ends: ranks that wait for it in a call know at once that it will not come, and if it hosts the
+// store, it serves that until they have ended too, for a minute at the longest. Groups of a World do this as it ends,
+// and in Python all do.
+RETAPE_API void leave();
+
+// Called again and again on threads that wait for other ranks, without any lock; what it throws ends the wait, and
+// leaves the call to itself. Null: nothing is. For interpreters, which look for signals there.
+using WhileWaiting = void (*)();
+RETAPE_API void set_while_waiting(WhileWaiting call);
 
 // A call under way.
 class RETAPE_API Pending {
@@ -113,8 +130,8 @@ class RETAPE_API Group {
   std::chrono::milliseconds timeout() const;
 
   // In place.
-  void sum(const std::string& name, const at::Tensor& tensor) const;
-  Pending sum_async(const std::string& name, const at::Tensor& tensor) const;
+  void sum(const std::string& name, const at::Tensor& tensor, Order order = Order::Any) const;
+  Pending sum_async(const std::string& name, const at::Tensor& tensor, Order order = Order::Any) const;
   void broadcast(const std::string& name, const at::Tensor& tensor, int from = 0) const;
 
   // One per member, in order; shapes and dtypes are the same.

@@ -28,8 +28,9 @@ struct ReducerOptions {
   // dtype in which tensors of floating point travel and are added; none: their own. Others (integers,
   // complex numbers) travel as they are.
   std::optional<at::ScalarType> wire;
-  // Looks at every partial first; one that is not finite raises on every rank, with rank and name.
+  // Looks at every partial first, as it will travel; one that is not finite raises on every rank, with rank and name.
   bool check_finite = false;
+  Order order = Order::Any;
 };
 
 class RETAPE_API SumReducer {

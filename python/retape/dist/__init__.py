@@ -14,14 +14,17 @@ is gone, all raise `CollectiveError`, which names it, and nothing that was given
 
 from retape.dist._ddp import SumHook, fsdp_sums
 from retape.dist._group import Group
-from retape.dist._placement import Placement
+from retape.dist._placement import Placement, even_shards
 from retape.dist._sums import (
     Partial,
     Replicated,
+    StepCounts,
     SumReducer,
     clip_grad_norm,
+    contribute_from,
     contribute_once,
     count_global,
+    global_mean,
     global_residual,
     normalize,
 )
@@ -51,14 +54,18 @@ __all__ = [
     "Placement",
     "Pool",
     "Replicated",
+    "StepCounts",
     "SumHook",
     "SumReducer",
     "Term",
     "Topology",
     "clip_grad_norm",
+    "contribute_from",
     "contribute_once",
     "count_global",
+    "even_shards",
     "fsdp_sums",
+    "global_mean",
     "global_residual",
     "gradients_of",
     "normalize",

@@ -1,8 +1,11 @@
 """Sums in place of averages for DistributedDataParallel and FSDP2."""
 
 # Without `from __future__ import annotations`: DDP looks at those of a hook, and wants types, not texts.
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,7 +14,7 @@ from torch import nn
 from torch.distributed import GradBucket
 
 from retape import _C, _dist
-from retape.dist._group import Group, timeout_of
+from retape.dist._group import Group, made_by_members, name_of, timeout_of
 
 
 # By the process group that DDP has: to make one is a call of all its ranks.
@@ -20,13 +23,15 @@ _beside: WeakKeyDictionary[torch_dist.ProcessGroup, _dist.Group] = WeakKeyDictio
 
 def _group_beside(process_group: torch_dist.ProcessGroup) -> _dist.Group:
     if process_group not in _beside:
-        own = torch_dist.new_group(
+        name = name_of(process_group)
+        own = made_by_members(
+            f"retape beside {process_group.group_name}",
+            name,
             torch_dist.get_process_group_ranks(process_group),
-            timeout=timeout_of(process_group),
-            backend=torch_dist.get_backend_config(process_group),
-            use_local_synchronization=process_group is not torch_dist.group.WORLD,
+            timeout_of(process_group),
+            torch_dist.get_backend_config(process_group),
         )
-        _beside[process_group] = Group(own, name=process_group.group_desc or process_group.group_name)
+        _beside[process_group] = Group(own, name=name)
     return _beside[process_group]
 
 
@@ -40,22 +45,48 @@ class SumHook:
     With a loss that is divided by a global count the sum is the gradient of the mean over all ranks,
     however many items each has. Buckets are agreed on before they move, by the names of their parameters.
     With microbatches: `with model.no_sync():` around all but the last. DDP reduces what has accumulated, so
-    that a second sum would count the first one once per rank; that raises UsageError.
+    that a second sum would count the first one once per rank; that raises UsageError, and so does
+    `model.join()`: a rank without rows takes the step with none. What a sum raises comes out of backward():
+    CollectiveError, with the ranks to blame.
 
     group: for the sums; by default one of the same ranks over a process group of its own. DDP makes calls too
         (of buffers, of parameters that are not used), and a transport mixes up two that are under way.
+    wire: dtype in which gradients travel and are added; by default their own.
+    check_finite: look at every gradient first; one that is not finite raises on every rank, with rank and name.
+    ordered: ranks are added one after the other, as one process would: see SumReducer.
     """
 
-    def __init__(self, model: nn.parallel.DistributedDataParallel, group: _dist.Group | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.parallel.DistributedDataParallel,
+        group: _dist.Group | None = None,
+        *,
+        wire: torch.dtype | None = None,
+        check_finite: bool = False,
+        ordered: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.parallel.DistributedDataParallel):
+            raise _C.UsageError(
+                f"[SumHook] expected a DistributedDataParallel, got {type(model).__name__}. Fix: "
+                "SumHook(DistributedDataParallel(model)); fsdp_sums(model) under fully_shard, SumReducer without either."
+            )
+        if model._join_config.enable:
+            _refuse_join()
         self.group = group if group is not None else _group_beside(model.process_group)
+        self._options = {"wire": wire, "check_finite": check_finite, "ordered": ordered}
+        _dist.SumReducer(self.group, **self._options)  # which refuses what makes no sense
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         # DDP waits for futures; somebody has to wait for the sums, in order.
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="retape-sums")
         self._summed: set[int] = set()  # parameters whose gradient is a sum over ranks already
+        self._errors: list[Exception] = []
         for parameter in model.module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._before_accumulation, parameter))
         model.register_comm_hook(self, _sum)
+        # Before anybody waits: in join() a rank that has ended its loop answers for calls of DDP alone.
+        model.join = _join  # type: ignore[method-assign]
+        model.join_hook = _refuse_join  # type: ignore[method-assign]
 
     def _before_accumulation(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if id(parameter) not in self._summed:
@@ -69,25 +100,78 @@ class SumHook:
             "between steps, `with model.no_sync():` around all microbatches but the last."
         )
 
+    def _start(self, bucket: GradBucket) -> _dist.Pending | _dist.SumReducer:
+        names = [self._names.get(id(p), "?") for p in bucket.parameters()]
+        buffer = bucket.buffer()
+        if any(self._options.values()):
+            reducer = _dist.SumReducer(self.group, bucket_bytes=buffer.nbytes + 1, **self._options)
+            for each, gradient in zip(names, bucket.gradients(), strict=True):
+                reducer._add(each, gradient)
+            reducer.reduce_async()
+            return reducer
+        name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return _dist.sum_async(name, buffer, self.group, ", ".join(names))
+
 
 def _sum(hook: SumHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     hook._summed.update(id(p) for p in bucket.parameters())
-    names = [hook._names.get(id(p), "?") for p in bucket.parameters()]
-    name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-    buffer = bucket.buffer()
-    pending = _dist.sum_async(name, buffer, hook.group, ", ".join(names))
+    if bucket.index() == 0:
+        hook._errors = []  # of this backward; what an earlier one still waits for has its own
+    errors, buffer = hook._errors, bucket.buffer()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
+    pending: _dist.Pending | _dist.SumReducer | None = None
+    with _noted(errors):
+        pending = hook._start(bucket)
+
     def wait() -> None:
-        try:
-            pending.wait()
-        except Exception as error:  # whatever it is: DDP waits for the future
-            future.set_exception(error)
-        else:
-            future.set_result(buffer)
+        if pending is not None:
+            with _noted(errors):
+                pending.wait()
+        future.set_result(buffer)
 
     hook._waiter.submit(wait)
+    if bucket.is_last():
+        _after_ddp(partial(_raise_first, errors))
     return future
+
+
+def _refuse_join(**_: object) -> NoReturn:
+    raise _C.UsageError(
+        "[SumHook] join() of DistributedDataParallel: a rank that has no more batches would answer for DDP's "
+        "averages, and sums are agreed on by all ranks. Fix: leave join() out, and let every rank take as many "
+        "steps as the one with the most; who has run out takes them with 0 rows, which add nothing to the "
+        "count nor to the sum."
+    )
+
+
+def _join(
+    divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    return _refuse_join() if enable else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _noted(errors: list[Exception]) -> Iterator[None]:
+    """Whatever is raised: DDP waits for the future, and of an error in one it keeps nothing but the text."""
+    try:
+        yield
+    except Exception as error:
+        errors.append(error)
+
+
+def _raise_first(errors: list[Exception]) -> None:
+    if errors:
+        error = errors[0]
+        errors.clear()  # a traceback holds what holds them
+        raise error
+
+
+def _after_ddp(call: Callable[[], None]) -> None:
+    """At the end of this backward. DDP queues its own end after its last bucket, and what is queued by what
+    is queued comes after that."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(call))
 
 
 def fsdp_sums(model: nn.Module) -> nn.Module:

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import torch.distributed as torch_dist
 
 from retape import _C, _dist
-from retape.dist._group import Group, timeout_of
+from retape.dist._group import Group, made_by_members, timeout_of
+
+
+def even_shards(rows: int, shards: int) -> list[tuple[int, int]]:
+    """How rows are cut where nothing is said: begin and end of each shard, the larger ones first."""
+    pool = _dist.Pool("shards", list(range(shards)))
+    return _dist.Topology(rows, [pool]).pool("shards").shards
 
 
 class Placement:
-    """A topology on the ranks of torch.distributed: compared on all of them, with a group for each pool and
-    group of it.
+    """A topology on the ranks of torch.distributed: compared on all of its ranks, with a group for each pool
+    and group of it, whose ranks have the order that the topology gives them.
 
-        placement = retape.dist.Placement(topology)        # on every rank, whether it has a use or not
+        placement = retape.dist.Placement(topology)        # on every rank of the topology
         placement.group("ci").sum("usage", usage)          # a pool's ranks, or a group's
         begin, end = placement.rows("ci")                  # this rank's rows of the batch
 
-    everyone: a group of all ranks, to compare it on; by default a new one.
+    Other ranks may make it too, and are in no group. Groups of the same name, ranks and timeout are made
+    once, and shared: a step may make its Placement each time.
+
+    everyone: to compare it on; by default a group of the topology's ranks.
     timeout: to wait for others; by default that of torch.distributed's group of all ranks.
     """
 
     def __init__(
         self, topology: _dist.Topology, everyone: _dist.Group | None = None, *, timeout: timedelta | None = None
     ) -> None:
-        for name in _names(topology):
-            ranks = topology.ranks_of(name)
-            if ranks != sorted(ranks):
-                raise _C.UsageError(
-                    f'[Placement] "{name}" is of ranks {ranks}, and torch.distributed sorts those of a group: '
-                    "another one would lead. Fix: ranks in ascending order."
-                )
-        if everyone is None:
-            everyone = Group(timeout=timeout)
-        everyone.agree(topology)
+        if not torch_dist.is_initialized():
+            raise _C.UsageError(
+                "[Placement] torch.distributed is not initialized. Fix: torch.distributed.init_process_group first."
+            )
         self.topology = topology
-        self.rank = everyone.rank
+        self.rank = torch_dist.get_rank()
         self._groups: dict[str, _dist.Group] = {}
+        timeout = timeout or timeout_of(torch_dist.group.WORLD)
+        ranks = sorted({rank for name in _names(topology) for rank in topology.ranks_of(name)})
+        if everyone is None and self.rank in ranks:
+            everyone = _group("topology", ranks, timeout)
+        if everyone is not None:
+            everyone.agree(topology)
         for name in _names(topology):
-            ranks = topology.ranks_of(name)
-            process_group = torch_dist.new_group(ranks, timeout=timeout or timeout_of(torch_dist.group.WORLD))
-            if self.rank in ranks:
-                self._groups[name] = Group(process_group, name=name, timeout=timeout)
+            if self.has(name):
+                self._groups[name] = _group(name, topology.ranks_of(name), timeout)
 
     def has(self, name: str) -> bool:
         """This rank is in that pool or group."""
@@ -70,3 +79,21 @@ class Placement:
 
 def _names(topology: _dist.Topology) -> list[str]:
     return [*(pool.name for pool in topology.pools), *topology.groups]
+
+
+# By torch.distributed's group of all ranks, as long as that is there: name, ranks and timeout.
+_made: WeakKeyDictionary[torch_dist.ProcessGroup, dict[tuple[str, tuple[int, ...], timedelta], _dist.Group]]
+_made = WeakKeyDictionary()
+
+
+def _group(name: str, ranks: Sequence[int], timeout: timedelta) -> _dist.Group:
+    """By its members alone, in their order."""
+    groups = _made.setdefault(torch_dist.group.WORLD, {})
+    key = (name, tuple(ranks), timeout)
+    if key not in groups:
+        if len(ranks) == 1:
+            groups[key] = _dist.Group.alone(name, ranks[0])
+        else:
+            own = f"retape placement {name} {list(ranks)} {timeout.total_seconds():g}"
+            groups[key] = Group(made_by_members(own, name, ranks, timeout), name=name, timeout=timeout)
+    return groups[key]

@@ -28,6 +28,7 @@ import torch.distributed as torch_dist
 from torch import nn
 
 from retape import _C, _dist
+from retape.dist._dtensor import is_dtensor
 from retape.dist._group import Group, timeout_of
 
 Case = _dist.Case
@@ -55,12 +56,13 @@ class Outcome:
     """What a step has come to. The reference has all tensors, a rank those that it holds.
 
     A rank leaves out the names of what it does not hold: None, where another rank has a gradient, is a
-    replica without it."""
+    replica without it. DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
 
     gradients: Tensors  # after every reduction, before clipping
     # After `case.steps`; the reference's also after 0: as they begin.
     parameters: Tensors = field(default_factory=dict)
     norms: Mapping[str, float] = field(default_factory=dict)  # as clipping computed them
+    losses: Mapping[str, float] = field(default_factory=dict)  # as they are logged: of all ranks together
 
 
 def gradients_of(model: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -81,7 +83,7 @@ class GradReport:
     self_test: topology, killed, mutants, kill_rate, and a dict in rows for each thing that was broken.
     vacuous, notes: why nothing is proved, and what was not shown.
 
-    Ranks but the first have its kind, and nothing else.
+    Ranks but the first have its kind, and where the report is.
     """
 
     def __init__(self, told: Mapping[str, Any], text: str) -> None:
@@ -160,9 +162,9 @@ class GradCheck:
         self,
         reference: Step,
         distributed: Step,
-        *,
         terms: Mapping[str, float] | Sequence[Term],
         topologies: Mapping[str, _dist.Topology] | None = None,
+        *,
         rows: int | None = None,
         dtypes: Sequence[torch.dtype] = (torch.float32,),
         wire: torch.dtype | None = None,
@@ -211,8 +213,11 @@ class GradCheck:
                 progress,
                 raised,
             )
+            first, is_first = everyone.ranks[0], everyone.index == 0
             del everyone
-        return GradReport(json.loads(report.json()), report.text())
+        told = json.loads(report.json())
+        text = report.text() if is_first else f"{told['kind']}: rank {first} has the report, with the reasons."
+        return GradReport(told, text)
 
     def _options(self, ranks: int) -> _dist.GradCheckOptions:
         options = _dist.GradCheckOptions()
@@ -255,8 +260,8 @@ def _all_ranks() -> Iterator[_dist.Group]:
     torch_dist.destroy_process_group(ranks)
 
 
-def _parts_of(step: Step, which: str) -> Callable[[Case], tuple[Any, Any, Any]]:
-    def run(case: Case) -> tuple[Any, Any, Any]:
+def _parts_of(step: Step, which: str) -> Callable[[Case], tuple[Any, Any, Any, Any]]:
+    def run(case: Case) -> tuple[Any, Any, Any, Any]:
         found = step(case)
         if isinstance(found, Mapping):
             found = Outcome(found)
@@ -265,16 +270,66 @@ def _parts_of(step: Step, which: str) -> Callable[[Case], tuple[Any, Any, Any]]:
                 f"[GradCheck] {which}: expected an Outcome or a dict of gradients, got "
                 f"{type(found).__name__}. Fix: return retape.dist.gradients_of(model)."
             )
-        norms = {name: float(norm) for name, norm in found.norms.items()}
-        return _named(found.gradients, which), _named(found.parameters, which), norms
+        return (
+            _tensors(found.gradients, which, "gradient"),
+            _tensors(found.parameters, which, "parameter"),
+            _numbers(found.norms, which, "norm"),
+            _numbers(found.losses, which, "loss"),
+        )
 
     return run
 
 
-def _named(tensors: Tensors, which: str) -> dict[str, torch.Tensor | None]:
+def _tensors(given: Tensors, which: str, what: str) -> dict[str, torch.Tensor | None]:
     """What is None in the reference is frozen. A rank's is told: another may have numbers there."""
+    by_one = which == "reference"
+    # By name, not as each rank has them: to make a DTensor whole is a call of all ranks of its mesh.
     return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor is not None or which == "distributed"
+        name: _whole(tensor, f"{which}: {what} {name!r}", by_one)
+        for name, tensor in _sorted(given, which, what)
+        if tensor is not None or not by_one
     }
+
+
+def _numbers(given: Mapping[str, Any], which: str, what: str) -> dict[str, float]:
+    return {
+        name: _number(number, f"{which}: {what} {name!r}") for name, number in _sorted(given, which, what)
+    }
+
+
+def _sorted(given: Any, which: str, what: str) -> list[tuple[str, Any]]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise _C.UsageError(
+            f"[GradCheck] {which}: {what}: expected a dict by name, got {type(given).__name__}. Fix: "
+            "retape.dist.gradients_of(model) gives one."
+        )
+    return sorted(given.items())
+
+
+def _whole(tensor: Any, what: str, by_one: bool) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    if not isinstance(tensor, torch.Tensor):
+        raise _C.UsageError(
+            f"[GradCheck] {what}: expected a tensor or None, got {type(tensor).__name__}. Fix: parameter.grad; "
+            "numbers are norms or losses, Outcome(gradients, norms={...}, losses={...})."
+        )
+    if is_dtensor(tensor):
+        if by_one and tensor.device_mesh.size() > 1:
+            raise _C.UsageError(
+                f"[GradCheck] {what} is a DTensor of {tensor.device_mesh.size()} ranks, and one rank alone runs "
+                "the reference. Fix: a model without fully_shard there."
+            )
+        tensor = tensor.full_tensor()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def _number(number: Any, what: str) -> float:
+    if is_dtensor(number):  # a norm of DTensors: parts that are yet to be added
+        number = number.full_tensor()
+    try:
+        return float(number)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _C.UsageError(
+            f"[GradCheck] {what}: expected a number, got {type(number).__name__}. Fix: float(...)."
+        ) from error

@@ -66,7 +66,8 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
         from retape.gradchecking import page
 
         page.write(args.html, page.of_report(report, args.ranks, args.command_line))
-    return Exit(report["exit_code"]), {"ranks": args.ranks, **report, "errors": []}
+    text = ended.told["text"]  # for `retape report`
+    return Exit(report["exit_code"]), {"ranks": args.ranks, **report, "text": text, "errors": []}
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -95,13 +96,7 @@ def _failed(
 ) -> tuple[Exit, dict[str, Any]]:
     if all(error.usage for error in ended.errors):
         _usage(args, re.sub(r"^\[\w+\] ", "", ended.errors[0].text))
-    for ranks, said in _together(ended.errors):
-        console.print(
-            printable(f"✗ {ranks}: {said}", lines=True),
-            style="bold red",
-            markup=False,
-            soft_wrap=True,
-        )
+    print_errors(ended.errors, console)
     if ended.output and not args.show_output:
         console.print(f"The last lines of {_who(ended.errors[:1])}:", markup=False)
         console.print(printable(ended.output, lines=True), markup=False, soft_wrap=True)
@@ -109,6 +104,16 @@ def _failed(
         console.print("Fix: --show-output shows where it was raised.", markup=False)
     errors = [{"rank": e.rank, "kind": e.kind, "text": e.text} for e in ended.errors]
     return Exit.RANK, {"ranks": args.ranks, "kind": None, "errors": errors}
+
+
+def print_errors(errors: Sequence[RankError], console: Console) -> None:
+    for ranks, said in _together(errors):
+        console.print(
+            printable(f"✗ {ranks}: {said}", lines=True),
+            style="bold red",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _together(errors: Sequence[RankError]) -> list[tuple[str, str]]:

@@ -68,7 +68,10 @@ def render(page: Page) -> str:
     return _html.render(Path(__file__).with_name("page.html.j2"), page=page)
 
 
-def of_report(report: Mapping[str, Any], ranks: int, command: str) -> Page:
+def of_report(
+    report: Mapping[str, Any], ranks: int | None, command: str, facts: Mapping[str, Any] | None = None
+) -> Page:
+    """`ranks`: none where nobody knows. `facts`: of the machine; this one's, unless given."""
     rows = report["rows"]
     sections = [_runs(rows)]
     failures = [row for row in rows if row["kind"] != EQUAL and not row["follows"]]
@@ -78,7 +81,7 @@ def of_report(report: Mapping[str, Any], ranks: int, command: str) -> Page:
         sections.append(_self_test(report["self_test"]))
     return Page(
         title="Do ranks compute what one process would have computed?",
-        lead=f"A training step, run by up to {ranks} ranks and by one process, from the same parameters, "
+        lead=f"A training step, run by {f'up to {ranks} ' if ranks else ''}ranks and by one process, from the same parameters, "
         "batch and random numbers. Every term of the loss alone, and all together. float64 decides; other "
         "dtypes may be off by what they round.",
         cards=_cards(report),
@@ -86,7 +89,7 @@ def of_report(report: Mapping[str, Any], ranks: int, command: str) -> Page:
         vacuous=report["vacuous"],
         notes=report["notes"],
         command=command,
-        environment=_environment(),
+        environment=_environment(_artefact.environment() if facts is None else facts),
     )
 
 
@@ -201,6 +204,7 @@ def _self_test(test: Mapping[str, Any]) -> Section:
     )
 
 
-def _environment() -> str:
-    facts = _artefact.environment()
+def _environment(facts: Mapping[str, Any]) -> str:
+    if not facts:
+        return "Where it ran is not in what this was made from."
     return f"retape {facts['retape']}, torch {facts['torch']}, Python {facts['python']}, {facts['cpu']}"

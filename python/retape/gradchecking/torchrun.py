@@ -1,6 +1,6 @@
 """`python -m retape.gradchecking.torchrun FOLDER PARENT OPTION... -m PROGRAM`: torchrun, in a way of ours.
 
-Ranks meet on loopback (`torchrun_retape`). It ends with PARENT, and ranks can end with it: the last word that
+Ranks meet on loopback (`torchrun_retape`), and stay there whatever GLOO_SOCKET_IFNAME says. It ends with PARENT, and ranks can end with it: the last word that
 they are given is its process. How ranks failed is left in FOLDER, with all that torchrun writes.
 """
 
@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 import torchrun_retape
 from retape.gradchecking import messages, rank
+from torchrun_retape import loopback
 
 
 def command(folder: Path, ranks: int, program: Sequence[str], show: bool) -> list[str]:
@@ -44,6 +45,7 @@ def output_of(folder: Path, number: int) -> str:
 
 def main(folder: Path, parent: int, options: Sequence[str]) -> None:
     rank.end_with_parent(parent)
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback.interface()  # ranks inherit it
     rendezvous_handler_registry.register(torchrun_retape.BACKEND, torchrun_retape.create)
     try:
         run.run(run.parse_args([*options, str(os.getpid())]))

@@ -84,6 +84,50 @@ TEST(Contribution, ATensorThatIsSummedAloneIsOne) {
   });
 }
 
+TEST(Contribution, ASumOfAGroupIsOne) {
+  expect_ranks(2, [](World& world) {
+    const auto tensor = torch::full({1}, 3.0);
+    const Watch watch({Place::Sum, "w", "world", 2}, Mutation::Average);
+    world.all().sum("w", tensor);
+    RANK_EXPECT_EQ(tensor.item<double>(), 3.0);
+    RANK_EXPECT(watch.hit());
+    RANK_EXPECT_EQ(watch.seen().size(), size_t{1});
+  });
+}
+
+// What one rank has, or one computes, in a sum of two; rank 1 is the owner.
+TEST(Contribution, WhatOneRankHasOrComputesIsContributedByIt) {
+  expect_ranks(2, [](World& world) {
+    const auto& group = world.all();
+    int computed = 0;
+    const auto sums = [&] {
+      const auto own = torch::full({1}, group.index() == 1 ? 7.0 : std::nan(""));  // others' numbers do not count
+      const auto from = contribute_from("from", own, group, 1).value();
+      const auto once = contribute_once(
+          "once", own, [&] { return ++computed, Replicated<at::Tensor>(torch::full({1}, 5.0)); }, group, 1).value();
+      const auto both = torch::cat({from, once});
+      SumReducer reducer(group);
+      reducer.add("both", Partial(both));
+      reducer.reduce();
+      return std::pair(both[0].item<double>(), both[1].item<double>());
+    };
+    const auto broken = [&](const char* name, Mutation mutation) {
+      const Watch watch({Place::Once, name, "world", 2}, mutation);
+      const auto found = sums();
+      RANK_EXPECT(watch.hit());
+      return found;
+    };
+    RANK_EXPECT(sums() == std::pair(7.0, 5.0));
+    RANK_EXPECT_EQ(computed, group.index());
+    RANK_EXPECT(broken("from", Mutation::OnAllRanks) == std::pair(14.0, 5.0));
+    RANK_EXPECT(broken("from", Mutation::Double) == std::pair(14.0, 5.0));
+    RANK_EXPECT(broken("from", Mutation::Drop) == std::pair(0.0, 5.0));
+    RANK_EXPECT(broken("once", Mutation::OnAllRanks) == std::pair(7.0, 10.0));
+    RANK_EXPECT(broken("once", Mutation::Double) == std::pair(7.0, 10.0));
+    RANK_EXPECT(broken("once", Mutation::Drop) == std::pair(7.0, 0.0));
+  });
+}
+
 TEST(Contribution, SeveralAreBrokenAtOnceAndAStarIsEveryName) {
   expect_ranks(2, [](World& world) {
     {

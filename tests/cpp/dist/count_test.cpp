@@ -5,6 +5,7 @@
 namespace retape::dist {
 namespace {
 
+using testing::error_of;
 using testing::expect_ranks;
 using testing::same_bits;
 
@@ -46,6 +47,45 @@ TEST(GlobalCount, NothingToDivideByIsAnErrorOnEveryRank) {
   });
 }
 
+TEST(StepCounts, AllCountsOfAStepTravelInOneSum) {
+  expect_ranks(2, [](World& world) {
+    const StepCounts counts({{"tokens", 10 + world.rank()}, {"images", world.rank()}, {"words", 0}}, world.all());
+    RANK_EXPECT_EQ(counts["tokens"].value(), int64_t{21});
+    RANK_EXPECT_EQ(counts["images"].value(), int64_t{1});
+    RANK_EXPECT(counts["images"].ranks() == world.all().ranks());
+    const auto refused = [&](const std::string& name) {
+      try {
+        counts[name];
+      } catch (const UsageError& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    RANK_EXPECT_TEXT(refused("words"), "there is nothing to divide by");
+    RANK_EXPECT_TEXT(refused("rows"), "was not counted", "images, tokens, words");
+    const auto told = error_of([&] {
+      world.rank() == 0 ? StepCounts({{"tokens", 1}, {"images", 1}}, world.all())
+                        : StepCounts({{"tokens", 1}}, world.all());
+    });
+    RANK_EXPECT_TEXT(told, "rank 0 would sum \"count tokens, images\"", "rank 1 would sum \"count tokens\"");
+  });
+}
+
+TEST(StepCounts, WhatIsNoCountIsAnErrorOnEveryRank) {
+  expect_ranks(2, [](World& world) {
+    const auto refused = [&](const std::vector<std::pair<std::string, int64_t>>& local) {
+      try {
+        StepCounts(local, world.all());
+      } catch (const UsageError& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    RANK_EXPECT_TEXT(refused({{"tokens", 3}, {"images", world.rank() ? -1 : 1}}), "a rank counts less than none");
+    RANK_EXPECT_TEXT(refused({{"tokens", 3}, {"tokens", 1}}), "\"tokens\" is counted twice");
+  });
+}
+
 TEST(GlobalCount, OfOtherRanksIsNoDenominatorOfAGroup) {
   expect_ranks(3, [](World& world) {
     const auto pair = world.rank() < 2 ? world.group("pair", {1, 0}) : Group::alone("self", 2);
@@ -60,6 +100,28 @@ TEST(GlobalCount, OfOtherRanksIsNoDenominatorOfAGroup) {
       return;
     }
     RANK_EXPECT(!"raised");
+  });
+}
+
+TEST(GlobalMean, IsTheSumOverAllByTheCountOverAll) {
+  expect_ranks(3, [](World& world) {
+    // Rank r has r numbers, which are r: a mean of means would be (0 + 1 + 2) / 3, and rank 0 has none.
+    const double rank = world.rank();
+    RANK_EXPECT_EQ(global_mean("loss", rank * rank, world.rank(), world.all()), 5.0 / 3);
+  });
+}
+
+TEST(GlobalMean, OfNothingIsAnErrorOnEveryRank) {
+  expect_ranks(2, [](World& world) {
+    for (const int64_t count : {0, world.rank() == 0 ? 3 : -1}) {
+      std::string text;
+      try {
+        global_mean("loss", 1, count, world.all());
+      } catch (const UsageError& error) {
+        text = error.what();
+      }
+      RANK_EXPECT_TEXT(text, "[global_mean] \"loss\" counts", "expected at least 0 on each, and 1 in all");
+    }
   });
 }
 
@@ -79,7 +141,7 @@ TEST(GlobalResidual, DoubleBackward) {
   const auto first = torch::autograd::grad({global_residual("x", x, group).pow(3).sum()}, {x}, {}, true, true)[0];
   // The outer gradient reaches x through `first`'s incoming gradient only.
   EXPECT_TRUE(same_bits(first.detach(), torch::full({2}, 27.0)));
-  EXPECT_TRUE(first.requires_grad());
+  EXPECT_TRUE(same_bits(torch::autograd::grad({first.sum()}, {x})[0], torch::full({2}, 18.0)));
 }
 
 // A sum over ranks is no op that could be replayed: what it gave is held.

@@ -19,3 +19,23 @@ foreach(text
     message(FATAL_ERROR "no error says \"${text}\":\n${output}")
   endif()
 endforeach()
+
+# The error is in that line, or in a template that it has instantiated; a newer GCC quotes the line in between.
+file(READ ${CMAKE_CURRENT_LIST_DIR}/no_compile.cpp source)
+string(REGEX REPLACE "[];[]" " " source "${source}")  # which mean something in a list
+string(REPLACE "\n" ";" source "${source}")
+set(number 0)
+set(wrong 0)
+foreach(line IN LISTS source)
+  math(EXPR number "${number} + 1")
+  if(line MATCHES "// wrong: ")
+    math(EXPR wrong "${wrong} + 1")
+    set(here "no_compile\\.cpp:${number}:[0-9]+:")
+    if(NOT output MATCHES "${here} error:|${here} +required from here\n( [^\n]*\n)*[^\n]*: error:")
+      message(FATAL_ERROR "line ${number} compiles: ${line}\n${output}")
+    endif()
+  endif()
+endforeach()
+if(wrong LESS 5)
+  message(FATAL_ERROR "${wrong} lines are marked as wrong")
+endif()

@@ -182,7 +182,7 @@ TEST_P(Faults, EverySurvivorNamesTheRankInTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AtRandomPoints, Faults, ::testing::Range(0, 24));
+INSTANTIATE_TEST_SUITE_P(AtRandomPoints, Faults, ::testing::Range(0, 60));  // 20 of each
 
 }  // namespace
 }  // namespace retape::dist

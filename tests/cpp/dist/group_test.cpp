@@ -139,6 +139,65 @@ TEST(Group, AloneEveryCallIsDoneAtOnce) {
   EXPECT_EQ(group.rank(), 5);
 }
 
+// Gloo's ring begins with another rank in each part of a tensor: most numbers round otherwise.
+TEST(Group, RanksAreAddedInTheirOrderOnRequest) {
+  expect_ranks(3, [](World& world) {
+    const auto of = [](int rank) { return torch::randn({1000}, at::make_generator<at::CPUGeneratorImpl>(rank + 7)); };
+    const auto one_by_one = (of(0) + of(1)) + of(2);
+    const auto alone = of(world.rank()), any = of(world.rank());
+    world.all().sum("alone", alone, Order::ByRank);
+    RANK_EXPECT(same_bits(alone, one_by_one));
+    world.all().sum("any", any);
+    RANK_EXPECT(!same_bits(any, one_by_one) && torch::allclose(any, one_by_one));
+    ReducerOptions options;
+    options.order = Order::ByRank;
+    SumReducer reducer(world.all(), options);
+    const auto first = of(world.rank()), whole = torch::full({2}, world.rank(), torch::kLong);
+    reducer.add("first", Partial(first));
+    reducer.add("whole", Partial(whole));
+    reducer.reduce();
+    RANK_EXPECT(same_bits(first, one_by_one));
+    RANK_EXPECT(same_bits(whole, torch::full({2}, 3, torch::kLong)));
+    RANK_EXPECT_TEXT(
+        error_of([&] { world.all().sum("a", any, world.rank() == 0 ? Order::ByRank : Order::Any); }),
+        "rank 0 would sum by rank \"a\"", "ranks 1 and 2 would sum \"a\"");
+  });
+}
+
+TEST(Group, ADtypeThatTransportsDoNotAddIsRefusedAndNothingBreaks) {
+  expect_ranks(2, [](World& world) {
+    for (const auto dtype : {torch::kShort, torch::kBool}) {
+      try {
+        world.all().sum("a", torch::ones({2}, dtype));
+        RANK_EXPECT(!"raised");
+      } catch (const UsageError& error) {
+        RANK_EXPECT_TEXT(error.what(), "[sum] \"a\" is", "which transports do not add");
+      }
+    }
+    world.all().barrier("as before");
+  });
+}
+
+TEST(Group, WhoWaitsCanBeInterrupted) {
+  expect_ranks(2, [](World& world) {
+    const auto all = world.all(), others = world.group("others", {0, 1});
+    const auto tensor = torch::ones({2});
+    if (world.rank() == 0) {
+      set_while_waiting([] { throw std::runtime_error("interrupted"); });
+      std::string text;
+      try {
+        all.sum("a", tensor);
+      } catch (const std::runtime_error& error) {
+        text = error.what();
+      }
+      set_while_waiting(nullptr);
+      RANK_EXPECT_EQ(text, "interrupted");
+      RANK_EXPECT(same_bits(tensor, torch::ones({2})));
+    }
+    others.barrier("until then the other has not come");
+  });
+}
+
 // ---- what Gloo would add up without a word -----------------------------------------------------------
 
 // Runs `call` on three ranks, where rank 1 is the odd one. On every rank: an error that names rank 1
@@ -227,6 +286,50 @@ TEST(Disagreement, AnotherNumberOfBucketsOrOtherBuckets) {
       {"sum \"first\" Float[2], \"second\" Float[2]"});
 }
 
+TEST(Disagreement, ClippingByAnotherNorm) {
+  const auto clip = [](const Group& group, double max_norm, double type) {
+    const auto parameter = torch::zeros({2}, torch::requires_grad());
+    parameter.mutable_grad() = torch::ones({2});
+    ClipOptions options;
+    options.norm_type = type;
+    clip_grad_norm({{{parameter}, group}}, max_norm, group, options);
+  };
+  expect_odd(
+      [&](const Group& group, bool odd, const at::Tensor&) { clip(group, 1, odd ? 3 : 2); },
+      {"norm_type 3, max_norm 1", "norm_type 2, max_norm 1"});
+  expect_odd(
+      [&](const Group& group, bool odd, const at::Tensor&) { clip(group, odd ? 1 : 2, 2); },
+      {"norm_type 2, max_norm 1", "norm_type 2, max_norm 2"});
+}
+
+TEST(Disagreement, AParameterThatOneRankDoesNotHaveIsNamed) {
+  expect_odd(
+      [](const Group& group, bool odd, const at::Tensor&) {
+        const auto own = torch::ones({2}, torch::requires_grad()), extra = torch::ones({3}, torch::requires_grad());
+        SumReducer reducer(group);
+        reducer.add_gradients({{"own", own}});
+        if (!odd) {
+          reducer.add_gradients({{"extra", extra}});
+        }
+        reducer.reduce();
+      },
+      {"\"own\" Float[2], \"extra\" Float[3]"});
+}
+
+TEST(Disagreement, OfManyTensorsTheOneThatDiffersIsShown) {
+  expect_ranks(3, [](World& world) {
+    SumReducer reducer(world.all());
+    for (int i = 0; i < 200; ++i) {
+      const int64_t size = i == 77 && world.rank() == 1 ? 3 : 2;
+      reducer.add("weight " + std::to_string(i), Partial(torch::ones({size})));
+    }
+    const auto text = error_of([&] { reducer.reduce(); });
+    RANK_EXPECT_TEXT(
+        text, "rank 1 would sum ..., \"weight 77\" Float[3] ...", "ranks 0 and 2 would sum ..., \"weight 77\" Float[2] ...");
+    RANK_EXPECT(text.size() < 400);
+  });
+}
+
 TEST(Disagreement, AComplaintOfOneRankIsRaisedByAll) {
   expect_ranks(3, [](World& world) {
     const auto text = error_of([&] { world.all().agree("go", "on", world.rank() == 2 ? "out of data" : ""); });
@@ -286,6 +389,45 @@ TEST(Absence, ACallThatOneRankSkipsAtTheEnd) {
   }
 }
 
+// Whether it returns or raises: nobody waits until the timeout, which is longer than a test may take.
+TEST(Ended, ARankWhoseProcessEndsIsNamedAtOnce) {
+  for (const bool raises : {false, true}) {
+    const auto ends = run_ranks(
+        3,
+        [&](World& world) {
+          const auto all = world.all();
+          all.barrier("start");
+          if (world.rank() == 2) {
+            raises ? throw std::runtime_error("out of data") : void();
+            return;
+          }
+          const auto tensor = torch::ones({2});
+          const auto text = error_of([&] { all.sum("a", tensor); });
+          RANK_EXPECT_TEXT(text, "rank 2 did not come within", "rank 2 has ended", "look at the output of rank 2");
+          RANK_EXPECT(same_bits(tensor, torch::ones({2})));
+        },
+        with_timeout(1000 * 3600));
+    EXPECT_EQ(ends[0].error + ends[1].error, "");
+    EXPECT_EQ(ends[2].error, raises ? "out of data" : "");
+  }
+}
+
+TEST(Ended, OneThatHasComeToACallBeforeItEndedIsNotMissed) {
+  expect_ranks(3, [](World& world) {
+    const auto all = world.all();
+    const auto tensor = torch::ones({2});
+    auto pending = all.sum_async("a", tensor);
+    if (world.rank() == 2) {
+      pending.wait();
+      return;
+    }
+    const auto pair = world.group("pair", {0, 1});
+    pair.barrier("still here");
+    pending.wait();
+    RANK_EXPECT(same_bits(tensor, torch::full({2}, 3.0)));
+  });
+}
+
 // How a call ended: who was named, and after how long.
 struct Ended {
   std::string text;
@@ -309,33 +451,34 @@ Ended end_of(const std::function<void()>& call) {
 constexpr std::chrono::milliseconds kGivenUpBy{2000};  // after the timeout
 
 // One that comes when another has given up just now: all name it, and nobody begins the call.
-TEST(Absence, ARankThatIsLateByTheTimeoutIsNamedByAll) {
+class Lateness : public ::testing::TestWithParam<int> {};
+
+TEST_P(Lateness, ByTheTimeoutIsNamedByAll) {
   constexpr std::chrono::milliseconds timeout{1000};
-  for (const int after : {-30, 0, 30, 100, 400}) {
-    SCOPED_TRACE(after);
-    expect_ranks(
-        3,
-        [&](World& world) {
-          const auto all = world.all();
-          const auto tensor = torch::ones({2});
-          all.barrier("start");
-          if (world.rank() > 0) {  // the fault itself: rank 1 comes a little later than rank 0, and rank 2 too late
-            std::this_thread::sleep_for(
-                world.rank() == 1 ? std::chrono::milliseconds(300) : timeout + std::chrono::milliseconds(after));
-          }
-          const auto end = end_of([&] { all.sum("a", tensor); });
-          if (end.text.empty()) {  // it was in time after all: then for everybody
-            RANK_EXPECT(same_bits(tensor, torch::full({2}, 3.0)));
-            return;
-          }
-          RANK_EXPECT_TEXT(end.text, "rank 2 did not come within 1000 ms");
-          RANK_EXPECT(end.ranks == std::vector<int>{2});
-          RANK_EXPECT(end.took <= timeout + kGivenUpBy);
-          RANK_EXPECT(same_bits(tensor, torch::ones({2})));
-        },
-        with_timeout(static_cast<int>(timeout.count())));
-  }
+  const std::chrono::milliseconds after(GetParam());
+  expect_ranks(
+      3,
+      [&](World& world) {
+        const auto all = world.all();
+        const auto tensor = torch::ones({2});
+        all.barrier("start");
+        if (world.rank() > 0) {  // the fault itself: rank 1 comes a little later than rank 0, and rank 2 too late
+          std::this_thread::sleep_for(world.rank() == 1 ? std::chrono::milliseconds(300) : timeout + after);
+        }
+        const auto end = end_of([&] { all.sum("a", tensor); });
+        if (end.text.empty()) {  // it was in time after all: then for everybody
+          RANK_EXPECT(same_bits(tensor, torch::full({2}, 3.0)));
+          return;
+        }
+        RANK_EXPECT_TEXT(end.text, "rank 2 did not come within 1000 ms");
+        RANK_EXPECT(end.ranks == std::vector<int>{2});
+        RANK_EXPECT(end.took <= timeout + kGivenUpBy);
+        RANK_EXPECT(same_bits(tensor, torch::ones({2})));
+      },
+      with_timeout(static_cast<int>(timeout.count())));
 }
+
+INSTANTIATE_TEST_SUITE_P(Milliseconds, Lateness, ::testing::Values(-30, 0, 30, 100, 400));
 
 // Rank 3 is gone; 2 waits for it, 1 for 2 and 0 for 1, each in a group of their own.
 TEST(Absence, WhoWaitsElsewhereIsNotToBlame) {

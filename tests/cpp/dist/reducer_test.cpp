@@ -158,6 +158,20 @@ TEST(SumReducer, WhatIsNotFiniteIsNamedOnEveryRank) {
   });
 }
 
+TEST(SumReducer, WhatIsNotFiniteOnTheWireIsNamedToo) {
+  expect_ranks(2, [](World& world) {
+    const auto large = torch::full({3}, world.rank() == 1 ? 1e6 : 1);
+    ReducerOptions options;
+    options.check_finite = true;
+    options.wire = torch::kHalf;
+    SumReducer reducer(world.all(), options);
+    reducer.add("weight", Partial(large));
+    RANK_EXPECT_TEXT(
+        error_of([&] { reducer.reduce(); }), "rank 1:",
+        "\"weight\" has 3 values that are not finite, the first at [0]: 1e+06 as Half");
+  });
+}
+
 TEST(SumReducer, RefusesWhatCannotBeSummed) {
   SumReducer reducer(Group::alone("alone"));
   EXPECT_THROW(reducer.add("undefined", Partial(at::Tensor())), UsageError);
@@ -214,6 +228,8 @@ TEST(Summand, LikeIsAddedToLike) {
   const auto one = torch::ones({2});
   EXPECT_TRUE(same_bits((Partial(one) + Partial(one) * 2).value(), one * 3));
   EXPECT_TRUE(same_bits((Replicated(one) * 2 + Replicated(one)).value(), one * 3));
+  EXPECT_TRUE(same_bits((3 * Partial(one) - Partial(one)).value(), one * 2));
+  EXPECT_TRUE(same_bits((Replicated(one) / 2 - 2 * Replicated(one)).value(), one * -1.5));
 }
 
 TEST(ContributeOnce, CountsOnceWhoeverOwnsIt) {

@@ -5,6 +5,8 @@
 #include <retape/dist/gradcheck.h>
 #include <three_pool/trainer.h>
 
+#include <algorithm>
+
 namespace retape::dist {
 namespace {
 
@@ -41,6 +43,11 @@ TEST(ThreePoolGradCheck, IsEqualAndEveryMutantIsKilledWithItsPredictedRatio) {
     }
     if (world.rank() > 0) {
       return;
+    }
+    for (const auto& [term, weight] : three_pool::all_terms()) {
+      RANK_EXPECT(std::any_of(report.rows.begin(), report.rows.end(), [&, name = term](const GradRow& row) {
+        return row.what == "loss" && row.tensor == name;
+      }));
     }
     RANK_EXPECT_EQ(report.mutated, "6,3x1,2");
     RANK_EXPECT(report.mutants.size() >= 100);

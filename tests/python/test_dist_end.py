@@ -1,0 +1,124 @@
+"""Two ranks without a launcher, where rank 0 serves the store in which they meet: how they end, begin anew and are
+interrupted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BEGIN = """
+import atexit, os, signal, sys
+import torch, torch.distributed as dist
+import retape.dist as rd
+
+def error_of(call):
+    try:
+        call()
+    except rd.CollectiveError as error:
+        return f"{error.ranks} {error}"
+
+dist.init_process_group("gloo")
+group = rd.Group()
+tensor = torch.ones(2)
+"""
+ENDS = """
+group.sum("a", tensor)
+assert tensor.tolist() == [2.0, 2.0]
+if os.environ["RANK"] == "0":
+    atexit.register(lambda: print("ends", flush=True))  # before retape's own
+    sys.exit()
+sys.stdin.readline()  # until the test lets it go on
+print(error_of(lambda: group.sum("b", tensor)))
+dist.destroy_process_group()
+"""
+BEGINS_ANEW = """
+print(error_of(lambda: group.sum(os.environ["RANK"], tensor)))
+del group
+dist.destroy_process_group()
+print("destroyed", flush=True)
+sys.stdin.readline()
+dist.init_process_group("gloo")
+rd.Group().sum("b", tensor)
+print(tensor.tolist())
+"""
+IS_INTERRUPTED = """
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    try:
+        group.sum("a", tensor)
+    except KeyboardInterrupt:
+        print("interrupted", tensor.tolist())
+else:
+    sys.stdin.readline()
+    print(error_of(lambda: group.sum("a", tensor)), tensor.tolist())
+"""
+
+
+def start(program: str) -> list[subprocess.Popen[str]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGIN + program],
+            env={**os.environ, **given, "RANK": rank, "GLOO_SOCKET_IFNAME": "lo"},
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in "01"
+    ]
+
+
+def test_the_host_of_the_store_ends_with_the_others_and_is_named_at_once_by_one_that_waits_for_it():
+    host, other = start(ENDS)
+    assert host.stdout.readline() == "ends\n"
+    with pytest.raises(subprocess.TimeoutExpired):  # it serves; and the other has asked it several times
+        host.wait(timeout=1)
+    told, noise = other.communicate("go on\n", timeout=60)  # the timeout of a call is half an hour
+    assert told.startswith("[0] ")
+    assert "rank 0 has ended" in told
+    assert (noise, *host.communicate(timeout=60)) == ("", "", "")  # no stack of c10d's
+    assert (host.returncode, other.returncode) == (0, 0)
+
+
+def test_a_host_does_not_wait_for_a_rank_that_was_killed():
+    host, other = start(ENDS)
+    assert host.stdout.readline() == "ends\n"
+    other.kill()
+    other.communicate()
+    assert host.wait(timeout=50) == 0  # less than the minute for which it would serve
+    assert host.communicate() == ("", "")
+
+
+def test_a_process_group_that_is_made_anew_knows_nothing_of_the_one_before():
+    both = start(BEGINS_ANEW)
+    for rank in both:
+        assert rank.stdout.readline().startswith('[0, 1] [default_pg] call 1: rank 0 would sum "0"')
+        assert rank.stdout.readline() == "destroyed\n"
+    for rank in both:  # when the old store is gone: it has the same port
+        rank.stdin.write("go on\n")
+        rank.stdin.flush()
+    assert [rank.communicate(timeout=60) for rank in both] == [("[2.0, 2.0]\n", "")] * 2
+
+
+def test_who_waits_for_others_hears_signals_and_they_hear_of_its_end():
+    other, interrupted = start(IS_INTERRUPTED)
+    assert interrupted.communicate(timeout=60) == ("interrupted [1.0, 1.0]\n", "")
+    told, noise = other.communicate("go on\n", timeout=60)
+    assert told.startswith("[1] ")
+    assert told.endswith("[1.0, 1.0]\n")
+    assert noise == ""
