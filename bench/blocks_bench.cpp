@@ -1,25 +1,25 @@
 // Six blocks, in C++: time by Google Benchmark, memory to the byte beside it.
 //
-//   retape_bench                                    # times, at a size of seconds
-//   retape_bench --dry --d_model=2048 --d_ff=8192   # bytes of the big size, nothing computed
+//   retape_bench                                    # times and their spread
+//   retape_bench --dry --layers=8                   # bytes of the big size, nothing computed
 //   retape_bench --benchmark_filter=swiglu --benchmark_format=json
 //
 // Columns: time of a step (this thread's), forward and backward of it, and delta beside plain's of the
 // same round; peak and bytes held after forward, saved beside plain; GFLOP run; ops replayed; whether
-// gradients are plain's, bit for bit. Ends with 1 if those of a row are not what its method promises.
+// gradients are plain's, bit for bit. `--help` says what it ends with.
+#include "bits.h"
 #include "blocks.h"
+#include "options.h"
+#include "reporter.h"
 
 #include <retape/retape.h>
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstring>
 #include <ctime>
 #include <functional>
-#include <iostream>
-#include <limits>
+#include <memory>
 #include <optional>
 
 namespace retape::bench {
@@ -168,38 +168,6 @@ std::vector<at::Tensor> gradients_of(const Stack& stack, const at::Tensor& x, co
   return gradients;
 }
 
-bool same_bits(const at::Tensor& left, const at::Tensor& right) {
-  return left.nbytes() == right.nbytes() &&
-      std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
-}
-
-// Of the largest element, as in python/retape/bench/measure.py: some units in the last place.
-double tolerance(at::ScalarType dtype) {
-  const float ulp = dtype == at::kBFloat16 ? static_cast<float>(std::numeric_limits<at::BFloat16>::epsilon())
-                                           : std::numeric_limits<float>::epsilon();
-  return std::max(1e-3, 4.0 * static_cast<double>(ulp));
-}
-
-// False for NaN.
-bool is_close(const at::Tensor& got, const at::Tensor& plain) {
-  const auto expected = plain.to(at::kDouble);
-  const auto most = tolerance(plain.scalar_type()) * expected.abs().max().item<double>();
-  return (got.to(at::kDouble) - expected).abs().max().item<double>() <= most;
-}
-
-enum class Bits { kSame, kRounded, kDifferent };
-
-// The worst of them.
-Bits compare(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& plain) {
-  auto worst = Bits::kSame;
-  for (size_t i = 0; i < plain.size(); ++i) {
-    if (!same_bits(got[i], plain[i])) {
-      worst = std::max(worst, is_close(got[i], plain[i]) ? Bits::kRounded : Bits::kDifferent);
-    }
-  }
-  return worst;
-}
-
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -223,124 +191,119 @@ void measure_times(benchmark::State& state, const Stack& stack, const at::Tensor
   state.counters["delta_%"] = &method == &plain_method ? 0 : (median(std::move(ratios)) - 1) * 100;
 }
 
-// Sets `differs` if gradients are not what the method promises.
-void run(
-    benchmark::State& state,
-    Stack (*make)(const Size&),
-    const Size& size,
-    const Method& method,
-    bool dry,
-    bool& differs) {
-  const auto& plain_method = methods().front();
-  const auto memory = memory_of(make, size, method);
-  const auto plain = memory_of(make, size, plain_method);
-  state.counters["peak"] = static_cast<double>(memory.peak);
-  state.counters["held"] = static_cast<double>(memory.held);
-  state.counters["saved_%"] = 100 - 100 * static_cast<double>(memory.peak) / static_cast<double>(plain.peak);
-  state.counters["GFLOP"] = memory.flops / 1e9;
-  state.counters["replayed"] = static_cast<double>(memory.replayed);
-  if (dry) {
-    for (auto _ : state) {
+// What the whole program ends with.
+struct Verdict {
+  bool differs = false, vacuous = false;
+  int code() const { return differs ? 1 : vacuous ? 6 : 0; }
+};
+
+// A row. Google Benchmark runs it again for every repetition, and to find out how often to iterate: what
+// does not depend on the clock is done the first time.
+class Row {
+ public:
+  Row(Stack (*make)(const Size&), const Options& options, const Method& method, Verdict& verdict)
+      : make_(make), options_(options), method_(method), verdict_(verdict) {}
+
+  void run(benchmark::State& state) {
+    count_bytes(state);
+    if (options_.dry) {
+      for (auto _ : state) {
+      }
+      return;
     }
-    return;
+    const auto& size = options_.size;
+    torch::manual_seed(0);
+    const auto stack = make_(size);
+    const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
+    if (options_.scaled) {
+      scale(stack, x);
+    }
+    if (!bits_) {
+      const auto expected = gradients_of(stack, x, methods().front());
+      bits_ = compare(gradients_of(stack, x, method_), expected);
+    }
+    judge(state);
+    measure_times(state, stack, x, method_);
   }
-  torch::manual_seed(0);
-  const auto stack = make(size);
-  const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
-  scale(stack, x);
-  const auto expected = gradients_of(stack, x, plain_method);
-  const auto bits = compare(gradients_of(stack, x, method), expected);
-  const bool is_right = bits == Bits::kSame || (bits == Bits::kRounded && method.rounds);
-  differs |= !is_right;
-  state.counters["bitwise"] = bits == Bits::kSame;
-  state.SetLabel(bits == Bits::kSame ? "bitwise equal" : is_right ? "equal to rounding" : "DIFFERENT");
-  measure_times(state, stack, x, method);
-}
 
-// Takes `--name=123` out of the arguments.
-std::optional<std::string> take(std::vector<char*>& args, const std::string& name) {
-  for (auto it = args.begin() + 1; it != args.end(); ++it) {
-    const std::string arg = *it;
-    if (arg == "--" + name || arg.rfind("--" + name + "=", 0) == 0) {
-      args.erase(it);
-      return arg.size() > name.size() + 3 ? arg.substr(name.size() + 3) : "";
+ private:
+  void count_bytes(benchmark::State& state) {
+    if (!memory_) {
+      memory_ = memory_of(make_, options_.size, method_);
+      plain_peak_ = memory_of(make_, options_.size, methods().front()).peak;
+    }
+    state.counters["peak"] = static_cast<double>(memory_->peak);
+    state.counters["held"] = static_cast<double>(memory_->held);
+    state.counters["saved_%"] = 100 - 100 * static_cast<double>(memory_->peak) / static_cast<double>(plain_peak_);
+    state.counters["GFLOP"] = memory_->flops / 1e9;
+    state.counters["replayed"] = static_cast<double>(memory_->replayed);
+  }
+
+  void judge(benchmark::State& state) {
+    const bool is_rounded = *bits_ == Bits::kRounded && method_.rounds;
+    state.counters["bitwise"] = *bits_ == Bits::kSame;
+    if (*bits_ == Bits::kZero) {
+      verdict_.vacuous = true;
+      state.SetLabel("ALL ZERO");
+    } else if (*bits_ == Bits::kSame || is_rounded) {
+      state.SetLabel(is_rounded ? "equal to rounding" : "bitwise equal");
+    } else {
+      verdict_.differs = true;
+      state.SetLabel("DIFFERENT");
     }
   }
-  return std::nullopt;
+
+  Stack (*make_)(const Size&);
+  const Options options_;
+  const Method& method_;
+  Verdict& verdict_;
+  std::optional<Memory> memory_;
+  int64_t plain_peak_ = 0;
+  std::optional<Bits> bits_;
+};
+
+void add_row(const std::string& block, const Options& options, const Method& method, Verdict& verdict) {
+  const auto row = std::make_shared<Row>(all_blocks().at(block), options, method, verdict);
+  const auto name = block + "/" + std::to_string(options.size.layers) + "/" +
+      (options.size.dtype == at::kFloat ? "float32" : "bfloat16") + "/" + method.name;
+  auto* added = benchmark::RegisterBenchmark(name.c_str(), [row](benchmark::State& state) { row->run(state); });
+  added->Unit(benchmark::kMillisecond);
+  if (options.dry) {
+    added->Iterations(1);
+  } else {
+    added->UseManualTime();
+  }
 }
 
-void take_number(std::vector<char*>& args, const std::string& name, int64_t& number) {
-  const auto text = take(args, name);
-  if (!text) {
-    return;
-  }
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
-  if (error != std::errc() || end != text->data() + text->size() || number < 1) {
-    std::cerr << "[retape_bench] --" << name << ": expected a number of at least 1, got \"" << *text << "\"\n";
-    std::exit(2);
-  }
-}
-
-// `--inject=one-ulp`, in a build with faults: to show that rows that differ are noticed.
-void take_fault(std::vector<char*>& args) {
-  const auto fault = take(args, "inject");
-  if (!fault) {
-    return;
-  }
-  try {
-    detail::inject(*fault);
-  } catch (const UsageError& error) {
-    std::cerr << "[retape_bench] --inject: " << error.what() << "\n";
-    std::exit(2);
+void add_rows(Options options, Verdict& verdict) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t layers : options.layers) {
+      options.size.dtype = dtype;
+      options.size.layers = layers;
+      for (const auto& [block, make] : all_blocks()) {
+        for (const auto& method : methods()) {
+          add_row(block, options, method, verdict);
+        }
+      }
+    }
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<char*> args(argv, argv + argc);
-  const bool dry = take(args, "dry").has_value();
+  Arguments args(argv, argv + argc);
+  const auto options = take_options(args);
+  if (!options.dry) {
+    repeat_unless_told(args);
+  }
+  const bool for_people = is_for_people(args);
+  initialize_benchmark(args);
   at::set_num_threads(1);
-  Size size;
-  size.d_model = dry ? 2048 : 512;
-  size.d_ff = dry ? 8192 : 2048;
-  size.sequence = dry ? 2048 : 512;
-  take_number(args, "d_model", size.d_model);
-  take_number(args, "d_ff", size.d_ff);
-  take_number(args, "batch", size.batch);
-  take_number(args, "sequence", size.sequence);
-  take_fault(args);
-  bool differs = false;
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const int64_t layers : {1, 8}) {
-      for (const auto& [block, make] : all_blocks()) {
-        for (const auto& method : methods()) {
-          auto its = size;
-          its.layers = layers;
-          its.dtype = dtype;
-          const auto name = block + "/" + std::to_string(layers) + "/" +
-              (dtype == at::kFloat ? "float32" : "bfloat16") + "/" + method.name;
-          auto* registered = benchmark::RegisterBenchmark(
-              name.c_str(), [make = make, its, &method, dry, &differs](benchmark::State& state) {
-                run(state, make, its, method, dry, differs);
-              });
-          registered->Unit(benchmark::kMillisecond);
-          if (dry) {
-            registered->Iterations(1);
-          } else {
-            registered->UseManualTime();
-          }
-        }
-      }
-    }
-  }
-  int count = static_cast<int>(args.size());
-  benchmark::Initialize(&count, args.data());
-  if (benchmark::ReportUnrecognizedArguments(count, args.data())) {
-    return 2;
-  }
-  benchmark::RunSpecifiedBenchmarks();
-  return differs ? 1 : 0;
+  Verdict verdict;
+  add_rows(options, verdict);
+  MedianAndSpread reporter(for_people);
+  return benchmark::RunSpecifiedBenchmarks(&reporter) == 0 ? 2 : verdict.code();
 }
 
 }  // namespace retape::bench

@@ -68,6 +68,7 @@ class Training {
     } else if (saved_.exists()) {
       throw Refused("--out: there is a saved run in " + options_.out + ". Fix: --resume, or another --out");
     }
+    saved_.remove_half_saved();
   }
 
   void run() {

@@ -10,9 +10,9 @@ Retape records the ops that forward runs, lets autograd forget activations, and 
 ops in backward. It never runs your code a second time.
 """
 
-from retape._torch_version import check as _check
+from retape import _start
 
-_check()
+_start.start()
 
 from retape import huggingface, memory  # noqa: E402
 from retape._C import (  # noqa: E402

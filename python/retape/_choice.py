@@ -17,6 +17,15 @@ LayersLike = str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]]
 Named = tuple[str, nn.Module]
 
 
+class NoLayers(UsageError):
+    """`found` and `instead`: what is missing, and what there is, for whoever knows another way out than
+    `retape.enable` does."""
+
+    def __init__(self, found: str, instead: str = "", fix: str = "") -> None:
+        super().__init__(f"[enable] {found}: nothing would be recomputed. {instead}. {fix}")
+        self.found, self.instead = found, instead
+
+
 def choose(model: nn.Module, layers: LayersLike) -> list[Named]:
     """The chosen modules with their qualified names, each once, in the model's order."""
     if layers is None:
@@ -123,10 +132,10 @@ def _nothing(model: nn.Module, what: str, wanted: str = "") -> NoReturn:
     classes = Counter(type(module).__name__ for _, module in named if _is_block(module))
     blocks = [f"{count} x {name}" for name, count in classes.most_common()]
     close = difflib.get_close_matches(wanted, [name for name, _ in named], n=1) if wanted else []
-    raise UsageError(
-        f"[enable] found {what} in {type(model).__name__}: nothing would be recomputed. "
-        + (f'Did you mean "{close[0]}"? ' if close else "")
-        + f"Its lists: {some(lists)}. Its blocks: {some(blocks)}. "
+    raise NoLayers(
+        f"found {what} in {type(model).__name__}",
+        (f'Did you mean "{close[0]}"? ' if close else "")
+        + f"Its lists: {some(lists)}. Its blocks: {some(blocks)}",
         'Fix: choose layers by name (layers="encoder.layers.*"), class or predicate; or put '
         '`with retape.recompute("full"):` around the forward pass, which needs no layers.'
     )

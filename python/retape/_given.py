@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -40,6 +40,13 @@ def unflatten(leaves: Iterable[Any], specs: Specs) -> list[Any]:
     ]
 
 
+def call_with(function: Callable[..., Any], values: Sequence[Any], names: Sequence[str]) -> Any:
+    """The last of the values by these names: who gives all by position has no name that clashes with his
+    own, and reentrant autograd sees no others."""
+    split = len(values) - len(names)
+    return function(*values[:split], **dict(zip(names, values[split:], strict=True)))
+
+
 class Given:
     """Arguments with their tensors taken out, to be put in again."""
 
@@ -65,6 +72,4 @@ class Given:
             leaves[place] = tensor
         for place in self.caches:
             leaves[place] = leaves[place].again()
-        values = unflatten(leaves, self._specs)
-        split = len(values) - len(self._names)
-        return function(*values[:split], **dict(zip(self._names, values[split:], strict=True)))
+        return call_with(function, unflatten(leaves, self._specs), self._names)

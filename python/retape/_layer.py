@@ -13,6 +13,7 @@ import torch
 
 import retape
 from retape import _C
+from retape._given import call_with
 from retape._recompute import REGION, PolicyLike, as_policy
 
 COUNTS = (
@@ -103,12 +104,11 @@ class Layer:
         return scope
 
     def _rerun(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        names = tuple(kwargs)  # by position: reentrant autograd needs it, and no name can clash
+        names = tuple(kwargs)
 
         def forward(*values: Any) -> Any:
             self.forwards += 1
-            split = len(values) - len(names)
-            return function(*values[:split], **dict(zip(names, values[split:], strict=True)))
+            return call_with(function, values, names)
 
         return retape.checkpoint(
             forward, *args, *kwargs.values(), method="rerun", name=self.name, **self.how.rerun

@@ -45,13 +45,20 @@ class Remaining:
         self._running, self._since = part, now
 
     def seconds(self) -> float | None:
-        """None until something has ended."""
-        if not self._taken or self._running is None:
+        """None until something has ended of the stages that most of what is left belongs to: the first parts
+        of a run are of another stage, and the first of all loads what the others find."""
+        if not self._taken or self._running is None or not self._knows_most_of_it():
             return None
         now = max(0.0, self._cost(self._running) - (self._clock() - self._since))
         return now + sum(
             self._cost(part) * count for part, count in self._left.items() if count > 0
         )
+
+    def _knows_most_of_it(self) -> bool:
+        stages = {part.stage for part in self._taken}
+        left = {part: count for part, count in self._left.items() if count > 0}
+        known = sum(count for part, count in left.items() if part.stage in stages)
+        return 2 * known >= sum(left.values())
 
     def _cost(self, part: Part) -> float:
         """Of the same part, else of any method's there, else of that stage and method elsewhere."""

@@ -113,6 +113,12 @@ class Maker:
             [parameter for parameter in model.parameters() if parameter.requires_grad],
         )
 
+    def of_made(self, product: Any) -> SimpleNamespace:
+        """Of what a factory made, which is nobody else's."""
+        if isinstance(product, Step):
+            return self.of_step(product)
+        return self.of_model(*product, copy=False)
+
     def of_step(self, step: Step) -> SimpleNamespace:
         if self.dtype is not None:
             raise _C.UsageError(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+LOG_WIDTH = 124  # characters
 
 
 class Exit(enum.IntEnum):
@@ -30,6 +31,8 @@ class Exit(enum.IntEnum):
     BUDGET = 4  # the budget cannot be held
     RANK = 5  # a rank or a collective failed
     VACUOUS = 6  # nothing was replayed, so nothing was proved
+    INTERNAL = 70  # an error of Retape's own, as EX_SOFTWARE of sysexits.h; nothing is known of gradients
+    UNREAD = 141  # nobody reads what is printed any more: what a shell says of SIGPIPE
 
 
 def offer(word: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
@@ -40,18 +43,31 @@ def offer(word: str, known: Iterable[str], show: Callable[[str], str] = str) -> 
 
 
 def make_console(to_stderr: bool = False) -> Console:
-    """A console that honours NO_COLOR and CI, and is wide enough for tables in a log file."""
+    """A console that honours NO_COLOR, CI and COLUMNS, and is wide enough for tables in a log file."""
     from rich.console import Console
+
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:
+            try:
+                super().on_broken_pipe()  # ends with 1, which says something of gradients here
+            except SystemExit:
+                raise SystemExit(int(Exit.UNREAD)) from None
 
     stream = sys.stderr if to_stderr else sys.stdout
     interactive = stream.isatty() and not os.environ.get("CI")
-    return Console(
+    return Ours(
         file=stream,
         force_terminal=interactive,
         no_color=True if os.environ.get("NO_COLOR") or not interactive else None,
-        width=None if interactive else 124,
+        width=None if interactive else _log_width(),
         highlight=False,
     )
+
+
+def _log_width() -> int:
+    """Of what is not a terminal: what COLUMNS says, else enough for the tables."""
+    asked = os.environ.get("COLUMNS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else LOG_WIDTH
 
 
 def format_bytes(count: float) -> str:
@@ -104,6 +120,11 @@ def first_line(error: BaseException) -> str:
     """Of its message; of what raises without one, its kind."""
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
+
+
+def told_by_a_verb(error: BaseException) -> str:
+    """A usage error without the function, in brackets, that it opens with: a verb has its own name there."""
+    return re.sub(r"^\[[^\]]*\] ", "", str(error))
 
 
 # Control characters, halves of surrogate pairs, and what turns the direction of writing around.

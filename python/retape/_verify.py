@@ -157,13 +157,7 @@ def _starts(
             f"{type(subject).__name__}."
         )
 
-    def from_factory() -> Any:
-        product = made(subject)
-        if isinstance(product, Step):
-            return maker.of_step(product)
-        return maker.of_model(*product, copy=False)
-
-    return from_factory
+    return lambda: maker.of_made(made(subject))
 
 
 def _usual_warm_up(subject: Subject) -> int:

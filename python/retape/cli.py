@@ -7,7 +7,7 @@ A verb is one line in VERBS and one module with two functions:
 
 `args.command_line` is what was typed and `args.environment()` where, for reports; a verb that shows an old
 run puts that run's in their place. `args.save(code, result)` writes the artefact of what is done so far,
-for work that may be killed. Everything else (help, examples, spelling, exit codes, the artefact) is done
+for work that may be killed; `args.broken` is why Retape cannot be imported, for the doctor. Everything else (help, examples, spelling, exit codes, the artefact) is done
 here, once.
 """
 
@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from retape._text import Exit, make_console, offer
+from retape._text import Exit, first_line, make_console, offer, printable, told_by_a_verb
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,9 @@ class Verb:
     name: str  # "bench overhead": the words to type
     module: str  # imported only when the verb is asked for
     summary: str
-    example: str
+    example: str  # or several lines of them
     artefact: str  # where the JSON goes unless --json says otherwise; "{output}" is that option
+    goes_on: bool = False  # without an artefact, where the folder cannot be written
 
 
 VERBS = (
@@ -67,7 +70,7 @@ VERBS = (
         "bench run",
         "retape.bench.run",
         "memory, time and gradients of Retape and of what is used instead, on the same work",
-        "retape bench --quick --html bench.html",
+        "retape bench --quick --html bench.html\n  retape bench --subject mymodule:factory --html bench.html",
         "build/bench/run.json",
     ),
     Verb(
@@ -87,16 +90,17 @@ VERBS = (
     Verb(
         "report",
         "retape.bench.report.cli",
-        "show what a bench measured, from its JSON artefact: tables, Markdown, CSV, HTML, or a comparison",
+        "show a bench or a gradcheck again, from its JSON artefact: tables, Markdown, CSV, HTML, or a comparison",
         "retape report build/bench/run.json --html bench.html",
         "build/report.json",
     ),
     Verb(
         "doctor",
         "retape.doctor",
-        "check this installation: versions, build, hooks, one replay",
+        "check this installation, also one that cannot be imported: versions, build, gloo, hooks, one replay",
         "retape doctor --json doctor.json",
         "build/doctor.json",
+        goes_on=True,
     ),
 )
 
@@ -246,30 +250,74 @@ def _completed(words: list[str]) -> list[str]:
 
 
 def _recorded(args: argparse.Namespace) -> dict[str, Any]:
-    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line", "environment", "save"}
+    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line", "environment", "save", "broken"}
     return {name: value for name, value in vars(args).items() if name not in plumbing}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code. Bad arguments raise SystemExit(2)."""
+def main(argv: Sequence[str] | None = None, broken: str = "") -> int:
+    """Runs one verb and returns its exit code. Bad arguments raise SystemExit(2). `broken`: why Retape
+    cannot be imported; the doctor is the only verb then."""
     words = _completed(list(sys.argv[1:] if argv is None else argv))
+    try:
+        return _run(words, broken)
+    except Exception as error:
+        return _unexpected(" ".join(["retape", *(word for word in words[:1] if word.isalpha())]), error)
+
+
+def _unexpected(what: str, error: Exception) -> int:
+    """Not 1, which says something of gradients: what a user can mend is 2, the rest an error of Retape's own."""
+    usage = getattr(sys.modules.get("retape"), "UsageError", ())
+    if isinstance(error, usage):
+        sys.stderr.write(f"[{what}] {told_by_a_verb(error)}\n")
+        return int(Exit.USAGE)
+    debug = os.environ.get("RETAPE_DEBUG") == "1"
+    if debug:
+        traceback.print_exception(error)
+    kind, text = type(error).__name__, first_line(error)
+    told = kind if kind == text else f"{kind}: {text}"
+    fix = "" if debug else " RETAPE_DEBUG=1 shows the stack."
+    sys.stderr.write(printable(f"[{what}] internal error: {told} ({_where(error)}).{fix}") + "\n")
+    return int(Exit.INTERNAL)
+
+
+def _where(error: Exception) -> str:
+    """The last line of Retape's own that was reached: "retape/bench/cells.py:87"."""
+    package = Path(__file__).parent
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if package in Path(frame.filename).parents]
+    if not ours:
+        return "nowhere"
+    return f"{Path(ours[-1].filename).relative_to(package.parent)}:{ours[-1].lineno}"
+
+
+def _run(words: list[str], broken: str) -> int:
     args, rest = build_parser(words).parse_known_args(words)
     if rest:
         args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     verb: Verb = args.chosen
+    may_go_on = verb.goes_on and args.json is None
     if args.json is None:
         args.json = verb.artefact.format(**vars(args))
-    console = make_console(to_stderr=args.json == "-")
+    try:
+        console = make_console(to_stderr=args.json == "-")
+    except ModuleNotFoundError as error:
+        args.parser.exit(
+            Exit.USAGE, f"[retape {verb.name}] rich is not there ({error}). Fix: pip install rich\n"
+        )
     module = importlib.import_module(verb.module)
 
     from retape import _artefact
 
     args.command_line = _artefact.command_line(words)
     args.environment = _artefact.environment
+    args.broken = broken
     try:
         _artefact.prepare(args.json)
+        not_written = ""
     except OSError as error:
-        args.parser.error(f"cannot write {args.json} ({error.strerror})")
+        not_written = f"cannot write {args.json} ({error.strerror})"
+        if not may_go_on:
+            args.parser.error(not_written)
     saved = False
 
     def save(code: Exit, result: dict[str, Any]) -> None:
@@ -277,16 +325,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         made = _artefact.artefact(
             verb.name, _recorded(args), result, code, args.command_line, args.environment()
         )
-        _artefact.write(args.json, made)
+        try:
+            _artefact.write(args.json, made)
+        except OSError as error:
+            args.parser.error(f"cannot write {args.json} ({error.strerror})")
         saved = True
 
-    args.save = save if args.json != "-" else lambda code, result: None
+    args.save = save if args.json != "-" and not not_written else lambda code, result: None
     try:
         code, result = module.run(args, console)
     except KeyboardInterrupt:
         kept = f"{args.json} has what was done until then" if saved else "no artefact was written"
         console.print(f"[retape {verb.name}] interrupted; {kept}.", markup=False)
         return 130
+    if not_written:
+        console.print(f"No artefact: {not_written}. Fix: --json PATH", markup=False)
+        return int(code)
     save(code, result)
     if args.json != "-":
         console.print(f"Artefact: {args.json}")

@@ -24,6 +24,7 @@ import retape
 from retape import _artefact
 from retape._bits import same_bits
 from retape._gpt import GPT, Size, Sums
+from retape._numbers import LAYERS, SIZE, THREADS, whole_number
 from retape._text import MIB, Exit, format_bytes, format_seconds, quartiles, sparkline
 from retape.bench.timing import threads
 
@@ -288,14 +289,14 @@ def markdown(rows: list[dict[str, Any]], title: str, settings: dict[str, Any]) -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = Size()
-    parser.add_argument("--steps", type=int, default=10, help="timed steps (%(default)s)")
-    parser.add_argument("--seed", type=int, default=7, help="of weights, data and dropout")
-    parser.add_argument("--layers", type=int, default=size.layers, help="(%(default)s)")
-    parser.add_argument("--width", type=int, default=size.width, help="(%(default)s)")
-    parser.add_argument("--context", type=int, default=size.context, help="(%(default)s)")
-    parser.add_argument("--batch", type=int, default=size.batch, help="(%(default)s)")
+    parser.add_argument("--steps", type=whole_number(1), default=10, help="timed steps (%(default)s)")
+    parser.add_argument("--seed", type=whole_number(0), default=7, help="of weights, data and dropout")
+    parser.add_argument("--layers", type=whole_number(1, LAYERS), default=size.layers, help="(%(default)s)")
+    parser.add_argument("--width", type=whole_number(1, SIZE), default=size.width, help="(%(default)s)")
+    parser.add_argument("--context", type=whole_number(1, SIZE), default=size.context, help="(%(default)s)")
+    parser.add_argument("--batch", type=whole_number(1, SIZE), default=size.batch, help="(%(default)s)")
     parser.add_argument(
-        "--threads", type=int, default=1, help="one gives the steadiest times (%(default)s)"
+        "--threads", type=whole_number(1, THREADS), default=1, help="one gives the steadiest times (%(default)s)"
     )
     parser.add_argument(
         "--output",
@@ -306,9 +307,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _size(args: argparse.Namespace) -> Size:
-    for name in ("steps", "layers", "width", "context", "batch", "threads"):
-        if getattr(args, name) < 1:
-            args.parser.error(f"--{name} {getattr(args, name)}: expected at least 1")
     if args.width % Size.heads:
         args.parser.error(f"--width {args.width}: expected a multiple of {Size.heads}")
     return Size(args.layers, Size.heads, args.width, args.context, args.batch)

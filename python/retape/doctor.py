@@ -1,25 +1,31 @@
-"""`retape doctor`: is this installation whole? Versions, ABI, gloo, and one replay for real."""
+"""`retape doctor`: is this installation whole? Versions, ABI, gloo, hooks, and one replay for real.
+
+Nothing that may be broken is imported before the check that is about it: neither torch nor the rest of
+Retape at the top of this file. A check that raises is a failed check, and the others go on.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import importlib.metadata
+import os
+import platform
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-import retape
-from retape import _C, _artefact
-from retape._bits import same_bits
+from retape import _artefact
+from retape._start import why_not
 from retape._text import Exit, first_line
+from retape._torch_version import NEEDED
 from retape.cli import cmake_dir
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
 # Not needed to import Retape; each has a part of it that is for its users.
@@ -48,16 +54,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 _REINSTALL = "pip install . --no-build-isolation --force-reinstall"
 
 
-def versions(python: str, core: str, built_for: str, running: str) -> Check:
-    """Python part and core are one version; the core was built for the torch that runs, up to the
-    third number."""
-    found = f"retape {python}, built for torch {built_for}"
-    if python != core:
-        text = f"Python part {python}, C++ part {core}"
+def imports(broken: str) -> Check:
+    """`broken`: why it cannot be, as `why_not` tells it. Errors of Retape's own have their fix with them."""
+    if not broken:
+        return extensions(Path(__file__).absolute().parent)
+    found, _, fix = broken.partition(". Fix: ")
+    missing = re.search(r"No module named '(?!retape)(\w+)", broken)
+    return Check(
+        "import", found, Exit.USAGE, fix or (f"pip install {missing[1]}" if missing else _REINSTALL)
+    )
+
+
+def extensions(package: Path) -> Check:
+    """All that are there: `import retape` needs one of them only."""
+    names = sorted(each.name.partition(".")[0] for each in package.glob("_*.so"))
+    for name in names:
+        try:
+            importlib.import_module(f"retape.{name}")
+        except ImportError as error:
+            return Check("import", first_line(error), Exit.USAGE, _REINSTALL)
+    return Check("import", f"retape with {', '.join(names)}")
+
+
+def versions(installed: str, core: str, built_for: str, running: str) -> Check:
+    """What is installed and its core are one version; the core was built for the torch that runs, up
+    to the third number."""
+    found = f"retape {installed}, built for torch {built_for}"
+    if installed != core:
+        text = f"installed as {installed}, C++ part {core}"
         return Check("versions", text, Exit.USAGE, _REINSTALL)
     if _minor(built_for) != _minor(running):
-        return Check("versions", f"{found}, runs with {running}", Exit.USAGE, _REINSTALL)
+        fix = f"pip install 'torch=={'.'.join(_minor(built_for))}.*', or {_REINSTALL}"
+        return Check("versions", f"{found}, runs with {running}", Exit.USAGE, fix)
     return Check("versions", found)
+
+
+def _versions_that_run() -> Check:
+    import torch
+
+    from retape import _C
+
+    installed = _version("retape") or _C.__version__
+    return versions(installed, _C.__version__, _C.built_for_torch, torch.__version__)
+
+
+def _versions_on_disk() -> Check:
+    """Where the core cannot be asked."""
+    installed = _version("retape") or "of a folder"
+    return versions(installed, installed, NEEDED, _version("torch") or "no torch")
 
 
 def _minor(version: str) -> list[str]:
@@ -91,6 +135,8 @@ def ndebug(config: str, targets: str) -> Check:
 
 def gloo() -> Check:
     """A reduction for real, by one rank."""
+    import torch
+
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_gloo_available():
         return Check("gloo", "not in this torch", fix="a torch wheel, if you train with ranks")
@@ -110,15 +156,58 @@ def cmake_package() -> Check:
     return Check("CMake package", "missing", fix="pip install . --no-build-isolation")
 
 
-def replay() -> Check:
-    x = torch.linspace(-1, 1, 4096, requires_grad=True)
-    x.sin().exp().tanh().sum().backward()
-    expected, x.grad = x.grad, None
+def hooks() -> Check:
+    """Autograd asks Retape what to save, by way of its engine, and Python's own hooks where a user has
+    pushed them: in a scope they come first, behind it they are all there is."""
+    import torch
+
+    import retape
+    from retape._bits import same_bits
+
+    x = torch.linspace(-1, 1, 64, requires_grad=True)
+    called: list[str] = []
+    own = torch.autograd.graph.saved_tensors_hooks(
+        lambda saved: called.append("pack") or saved, lambda saved: called.append("unpack") or saved
+    )
+    (expected,) = torch.autograd.grad(_chain(x).sum(), x)
     with retape.recompute(retape.Policy.full().anchors(False)) as scope:
-        y = x.sin().exp().tanh()
-    y.sum().backward()
+        ours = _chain(x)
+        with own:
+            theirs = _chain(x)
+    with own:
+        behind = _chain(x)
+    fix = "import retape before anything else that changes autograd's engine, or reinstall"
+    dropped = scope.stats.values_dropped
+    if dropped == 0:
+        return Check("hooks", "autograd saves without asking Retape", Exit.VACUOUS, fix)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs, behind)]
+    if not all(same_bits(expected, each) for each in gradients):
+        return Check("hooks", "a gradient differs from eager's", Exit.DIFFERENT, fix)
+    if sorted(called) != ["pack"] * 6 + ["unpack"] * 6:
+        text = f"Python's own were called {len(called)} times, not 12"
+        return Check("hooks", text, Exit.VACUOUS, fix)
+    text = f"{dropped} saved tensors dropped in a scope; Python's own work in it and behind it"
+    return Check("hooks", text)
+
+
+def _chain(x: torch.Tensor) -> torch.Tensor:
+    """Three ops, each of which saves one tensor."""
+    return x.sin().exp().tanh()
+
+
+def replay() -> Check:
+    import torch
+
+    import retape
+    from retape._bits import same_bits
+
+    x = torch.linspace(-1, 1, 4096, requires_grad=True)
+    (expected,) = torch.autograd.grad(_chain(x).sum(), x)
+    with retape.recompute(retape.Policy.full().anchors(False)) as scope:
+        y = _chain(x)
+    (got,) = torch.autograd.grad(y.sum(), x)
     fix = "reinstall for this torch, then run this again"
-    if not same_bits(expected, x.grad):
+    if not same_bits(expected, got):
         return Check("replay", "a replayed gradient differs from eager's", Exit.DIFFERENT, fix)
     if scope.stats.ops_replayed == 0:
         text = "nothing was dropped, so nothing was replayed"
@@ -138,22 +227,61 @@ def _version(name: str) -> str | None:
         return None
 
 
-def checks() -> list[Check]:
-    targets = cmake_dir() / "RetapeTargets.cmake"
+def _cxx11_abi() -> Check:
+    import torch
+
     library = cmake_dir().parent.parent / "libretape.so"
-    made: list[Callable[[], Check]] = [
-        lambda: versions(
-            retape.__version__, _C.__version__, _C.built_for_torch, torch.__version__
-        ),
-        lambda: cxx11_abi(library, torch.compiled_with_cxx11_abi()),
-        lambda: ndebug(
-            torch.__config__.show(), targets.read_text("utf-8") if targets.is_file() else ""
-        ),
-        cmake_package,
-        gloo,
-        replay,
-    ]
-    return [make() for make in made]
+    return cxx11_abi(library, torch.compiled_with_cxx11_abi())
+
+
+def _ndebug() -> Check:
+    import torch
+
+    targets = cmake_dir() / "RetapeTargets.cmake"
+    return ndebug(torch.__config__.show(), targets.read_text("utf-8") if targets.is_file() else "")
+
+
+def checks(broken: str = "") -> list[Check]:
+    """`broken`: why Retape cannot be imported. What needs it is not tried then, nor what needs torch if
+    that is the reason."""
+    no_torch = why_not("torch") if broken else ""
+    needs_torch: dict[str, Callable[[], Check]] = {"C++ ABI": _cxx11_abi, "NDEBUG": _ndebug, "gloo": gloo}
+    needs_retape: dict[str, Callable[[], Check]] = {"hooks": hooks, "replay": replay}
+    made: dict[str, Callable[[], Check]] = {
+        "import": lambda: imports(broken),
+        "versions": _versions_on_disk if broken else _versions_that_run,
+        "CMake package": cmake_package,
+        **{name: _not_tried(name, "torch") if no_torch else make for name, make in needs_torch.items()},
+        **{name: _not_tried(name, "Retape") if broken else make for name, make in needs_retape.items()},
+    }
+    return [_tried(name, make) for name, make in made.items()]
+
+
+def _not_tried(name: str, what: str) -> Callable[[], Check]:
+    text = f"not tried: {what} cannot be imported"
+    return lambda: Check(name, text, Exit.USAGE, "what import says")
+
+
+def _tried(name: str, make: Callable[[], Check]) -> Check:
+    try:
+        return make()
+    except Exception as error:
+        return Check(name, f"{type(error).__name__}: {first_line(error)}", Exit.USAGE, _REINSTALL)
+
+
+def facts(broken: str = "") -> dict[str, Any]:
+    """Of this machine: what every artefact says, or what can be said without torch."""
+    if not broken:
+        return _artefact.environment()
+    return {
+        "retape": _version("retape") or "not installed",
+        "torch": _version("torch") or "not installed",
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _artefact.cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average": _artefact.load_average(),
+    }
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
@@ -161,12 +289,13 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     from rich.table import Table
     from rich.text import Text
 
-    found, beside = checks(), peers()
-    facts = {name.replace("_", " "): value for name, value in _artefact.environment().items()}
-    here = ", ".join(f"{name} {version}" for name, version in beside.items() if version)
+    found, beside, here = checks(args.broken), peers(), facts(args.broken)
+    args.environment = lambda: here
+    told = {name.replace("_", " "): value for name, value in here.items()}
+    present = ", ".join(f"{name} {version}" for name, version in beside.items() if version)
     absent = ", ".join(name for name, version in beside.items() if not version)
     table = Table(title="retape doctor", title_style="bold", show_header=False, box=SIMPLE)
-    for name, value in {**facts, "beside": here, "not installed": absent or "none"}.items():
+    for name, value in {**told, "beside": present, "not installed": absent or "none"}.items():
         table.add_row("", name, Text(str(value)))
     table.add_section()
     styles = {"✓": "green", "–": "yellow", "✗": "bold red"}

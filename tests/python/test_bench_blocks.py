@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.python import bench_peers
 
 import retape
 from retape.bench import blocks, measure, run
@@ -20,7 +21,8 @@ from retape.bench.result import BITWISE, CLOSE, DIFFERENT, ZERO, Row
 MIB = 1 << 20
 SMALL = {"d_model": 64, "d_ff": 256, "batch": 2, "sequence": 64}
 EAGER = [name for name, method in METHODS.items() if method.is_eager and not method.missing]
-PEERS = [name for name in EAGER if METHODS[name].family != "retape" and "groups" not in name]
+GROUPS = "torch checkpoint, sqrt(n) groups"
+PEERS = [name for name in EAGER if METHODS[name].family != "retape" and name != GROUPS]
 DOCS = " ".join((Path(__file__).parents[2] / "docs/bench.md").read_text().split())
 # In the order of its tables, and without output discard, which has lines of its own.
 IN_DOCS = ("up_proj", "silu_up", "swiglu", "rms_norm", "fp32_softmax", "fp32_cast")
@@ -58,10 +60,11 @@ def mib(count: int) -> int:
     return round(count / MIB)
 
 
-def table_in_docs(dtype: str) -> list[list[int]]:
+def table_in_docs(dtype: str) -> list[list[str]]:
+    """Five columns of numbers, and torch.compile's with its budget."""
     _, numbers = DOCS.split(f"| block, {dtype} | plain | best peer at plain's FLOPs |")
-    rows = re.findall(r"` \|((?: \d+ \|){5})", numbers)
-    return [[int(cell) for cell in re.findall(r"\d+", row)] for row in rows[: len(IN_DOCS)]]
+    rows = re.findall(r"` \|((?: \d+ \|){5} \d+ \(\d\.\d\)) \|", numbers)
+    return [row.strip().split(" | ") for row in rows[: len(IN_DOCS)]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -73,12 +76,26 @@ def test_the_tables_of_the_docs_say_what_is_measured(place: int, dtype: str) -> 
     same_work = min(row.peak for row in (plain, *others) if row.gflop <= plain.gflop)
     best = min(row.peak for row in others)
     measured = [plain.peak, same_work, cheap.peak, best, full.peak]
-    assert [mib(peak) for peak in measured] == table_in_docs(dtype)[place]
+    assert [str(mib(peak)) for peak in measured] == table_in_docs(dtype)[place][:5]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layers", "block", "method", "expected"),
+    list(bench_peers.cells()),
+    ids=lambda value: "" if isinstance(value, tuple) else str(value),
+)
+def test_ways_of_torch_need_what_another_program_measured(dtype, layers, block, method, expected) -> None:
+    size = Size(layers, dtype)
+    plain, row = row_of(block, size, "plain"), row_of(block, size, method)
+    peak, held, more = expected
+    assert abs(row.peak - peak * MIB) < MIB
+    assert abs(row.held - held * MIB) < MIB
+    assert round(100 * (row.gflop / plain.gflop - 1)) == more
 
 
 def test_the_docs_say_what_groups_of_layers_need() -> None:
     cast, softmax, swiglu = (
-        mib(row_of(block, Size(), "torch checkpoint, sqrt(n) groups").peak)
+        mib(row_of(block, Size(), GROUPS).peak)
         for block in ("fp32_cast", "fp32_softmax", "swiglu")
     )
     assert f"({cast} MiB in the last row, {softmax} in the one before, float32)" in DOCS
@@ -109,8 +126,12 @@ def test_the_docs_say_where_one_scope_needs_less_or_more() -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_full_is_never_above_an_eager_peer(block: str, layers: int, dtype: str) -> None:
     size = Size(layers, dtype)
+    full = row_of(block, size, "retape full").peak
     best = min(row_of(block, size, name).peak for name in PEERS)
-    assert row_of(block, size, "retape full").peak <= best + MIB // 8
+    assert full <= best
+    # They forget inputs of layers too, and multiply more for it than anybody else: 21 %, and full nothing.
+    lower = (block, layers, dtype) in (("fp32_cast", 8, "float32"), ("fp32_softmax", 8, "float32"))
+    assert (row_of(block, size, GROUPS).peak < full) == lower
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -126,18 +147,39 @@ def test_cheap_multiplies_no_matrix_twice_and_is_never_above_a_peer_that_does_no
     best = min(row.peak for row in rows if row.gflop <= plain.gflop)
     cheap = row_of(block, size, "retape cheap")
     assert cheap.gflop == plain.gflop
-    assert cheap.peak <= best + MIB // 8
+    assert cheap.peak <= best
 
 
+# Bytes at most that a kernel takes inside, where the peak falls into it: a dry run calls none.
+INSIDE_KERNELS = {
+    # A slice's gradient of a weight, bfloat16 [8, 256], is added to a float32 sum: add_ casts it first.
+    ("swiglu", "retape rows", "bfloat16"): 4 * 8 * 256,
+    # The loss: mean() of bfloat16 [2, 64, 64] casts it all, 32768 bytes, with 24574 fewer alive than later.
+    ("fp32_softmax", "retape lean", "bfloat16"): 32768 - 24574,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("method", EAGER)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_dry_run_counts_the_bytes_that_arithmetic_needs(block: str, method: str) -> None:
-    size = Size(layers=3, **SMALL)
-    dry, real = row_of(block, size, method), row_of(block, size, method, dry=False)
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of the flags below, whatever they are
+def test_a_dry_run_counts_the_bytes_that_arithmetic_needs(block: str, method: str, dtype: str) -> None:
+    size = Size(layers=3, dtype=dtype, **SMALL)
+    dry = row_of(block, size, method)
+    with torch.backends.mkldnn.flags(enabled=False):  # on some CPUs it takes scratch for bfloat16
+        real = row_of(block, size, method, dry=False)
     assert (dry.held, dry.replayed) == (real.held, real.replayed)
     # Numbers inside kernels; the fallback's digests, which a dry run does not take.
     slack = 1 << 17 if "fallback" in method else 1 << 10
-    assert dry.peak == pytest.approx(real.peak, abs=slack)
+    inside = INSIDE_KERNELS.get((block, method, dtype), 0)
+    assert -slack <= real.peak - dry.peak <= inside + slack
+
+
+def test_what_scales_the_weights_before_a_step_is_not_in_its_peak() -> None:
+    """Of one layer that runs in rows: to scale it takes all of them at once."""
+    size = Size(layers=1, d_model=128, d_ff=512, batch=2, sequence=128)
+    dry, real = (row_of("silu_up", size, "retape rows", dry) for dry in (True, False))
+    assert real.peak == pytest.approx(dry.peak, abs=1 << 10)
 
 
 @pytest.mark.parametrize("method", EAGER)
@@ -180,12 +222,31 @@ def test_zeros_that_are_equal_are_told_from_gradients_that_are(got, plain, found
     assert measure.equality(got, plain) == found
 
 
-def test_each_budget_of_torch_compile_holds_what_it_holds_alone() -> None:
+def test_each_budget_of_torch_compile_holds_what_it_holds_alone_dry_or_not() -> None:
     """The largest first: what was compiled for it is not what the others run."""
     size = Size(layers=2, **SMALL)
     budgets = [f"torch.compile, budget {budget}" for budget in (1.0, 0.5, 0.0)]
-    most, half, least = (row_of("swiglu", size, name, dry=False).held for name in budgets)
-    assert most > half > least
+    for dry in (True, False):
+        most, half, least = (row_of("swiglu", size, name, dry).held for name in budgets)
+        assert most > half > least
+
+
+# MiB of eight layers at full size: peak, held, and how many FLOPs more than plain.
+COMPILED = {
+    ("up_proj", "float32", 0.5): (2272, 256, 1 / 6),
+    ("swiglu", "float32", 0.5): (3744, 8 * 160, 1 / 9),
+    ("rms_norm", "float32", 0.5): (544, 256, 0),
+}
+
+
+@pytest.mark.parametrize(("block", "dtype", "budget"), COMPILED)
+def test_what_is_compiled_for_a_dry_run_is_what_would_compute(block: str, dtype: str, budget: float) -> None:
+    size, name = Size(8, dtype), f"torch.compile, budget {budget}"
+    plain, row = row_of(block, size, "plain"), row_of(block, size, name)
+    peak, held, more = COMPILED[block, dtype, budget]
+    assert (mib(row.peak), mib(row.held)) == (peak, held)
+    assert row.gflop / plain.gflop - 1 == pytest.approx(more, abs=1e-6)
+    assert table_in_docs(dtype)[IN_DOCS.index(block)][5] == f"{peak} ({budget})"
 
 
 def test_points_of_the_frontier_lie_between_cheap_and_full() -> None:
@@ -207,15 +268,21 @@ def test_points_of_the_frontier_lie_between_cheap_and_full() -> None:
     assert point.gflop / plain.gflop - 1 < 0.084
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_puts_out_unit_deviation(block: str) -> None:
+def test_every_block_of_a_stack_puts_out_unit_deviation(block: str, dtype: str) -> None:
+    """rms_norm adds as much to its input instead: a residual stream grows."""
     torch.manual_seed(0)
-    size = Size(layers=4, **SMALL)
+    size = Size(layers=8, dtype=dtype, **SMALL)
     stack, x = blocks.make_stack(block, size), blocks.make_input(size)
     blocks.scale(stack, x)
-    with torch.no_grad():
-        last = stack[0](x) - (x if block == "rms_norm" else 0)
-    assert float(last.std()) == pytest.approx(1, abs=0.02)
+    for number, layer in enumerate(stack, 1):
+        with torch.no_grad():
+            x, before = layer(x), x.detach()
+        residual = before if block == "rms_norm" else torch.zeros(())
+        assert float((x.float() - residual.float()).std()) == pytest.approx(1, abs=0.02)
+        grown = (number + 1) ** 0.5 if block == "rms_norm" else 1
+        assert float(x.float().std()) == pytest.approx(grown, rel=0.05)
 
 
 def cpp_bench(*words: str, code: int = 0) -> list[dict]:

@@ -13,6 +13,7 @@ from tests.python.bench_runs import ENVIRONMENT, HOSTILE, row, spread
 
 from retape import UsageError, _artefact, cli
 from retape._text import Exit
+from retape.bench import run as bench_run
 from retape.bench.compare import (
     BETTER,
     NOISY,
@@ -77,7 +78,31 @@ def test_times_are_judged_by_their_quartiles_too(seconds, half, verdict):
     found = compared(made(0.130), made(seconds))
     assert verdicts(found, "time") == [verdict]
     assert any("too noisy to judge" in text for text in found.warnings) is (verdict == NOISY)
-    assert found.exit_code() is (Exit.REGRESSION if verdict == REGRESSION else Exit.OK)
+    assert found.exit_code() is {REGRESSION: Exit.REGRESSION, NOISY: Exit.VACUOUS}.get(verdict, Exit.OK)
+
+
+def noisy(method: str, seconds: float, half: float = 0.9) -> Row:
+    total, ratio = spread(seconds, half), spread(seconds / 0.12, half)
+    return row(method, "retape", 100, seconds, total=total, forward=total, backward=total, ratio=ratio)
+
+
+@pytest.mark.parametrize("metric", ["time", "forward", "total"])
+def test_a_rule_that_could_judge_no_method_clearly_proves_nothing(metric):
+    names = ("retape cheap", "retape full", "selective")
+    old, new = (run_of(*(noisy(name, seconds) for name in names)) for seconds in (0.13, 0.355))
+    found = compared(old, new, [Rule("peak", 0.01), Rule(metric, 0.10)])
+    assert len(found.of(NOISY)) == len(names)
+    assert found.exit_code() is Exit.VACUOUS
+    assert any(text.startswith(f"{metric}:10% judged no row clearly") for text in found.warnings)
+    assert compared(old, new, [Rule("peak", 0.01)]).exit_code() is Exit.OK  # the other rule does
+
+
+def test_a_rule_that_judged_some_methods_clearly_is_no_proof_of_nothing_and_a_regression_is_one():
+    quiet = noisy("retape cheap", 0.13, 0.01)
+    old, new = (run_of(quiet, noisy("retape full", seconds)) for seconds in (0.13, 0.355))
+    assert compared(old, new).exit_code() is Exit.OK
+    slower = run_of(noisy("retape cheap", 0.2, 0.01), noisy("retape full", 0.355))
+    assert compared(old, slower).exit_code() is Exit.REGRESSION
 
 
 def test_a_slower_machine_is_no_regression_of_time_but_of_seconds():
@@ -315,11 +340,81 @@ def test_what_cannot_be_understood_is_refused_before_any_work(saved, capsys, wor
     assert told in err
 
 
-@pytest.mark.parametrize("spoil", ["rows", "timelines", "name"])
-def test_a_spoilt_artefact_is_refused(saved, spoil):
+def spoilt(saved, spoil) -> None:
     path = Path(saved("old.json", bench_runs.run()))
     content = json.loads(path.read_text())
-    del content["result"]["subjects"][0][spoil]
+    spoil(content["result"])
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="Fix: give the artefact"):
+
+
+@pytest.mark.parametrize("spoil", ["rows", "timelines", "name"])
+def test_a_spoilt_artefact_is_refused_and_what_it_lacks_is_told(saved, spoil):
+    spoilt(saved, lambda result: result["subjects"][0].pop(spoil))
+    with pytest.raises(UsageError, match=f"as this version of Retape writes them, got .*'{spoil}'"):
+        load("old.json")
+
+
+def test_what_a_newer_version_put_into_an_artefact_is_told(saved):
+    spoilt(saved, lambda result: result["subjects"][0]["rows"][0].update(watts=5))
+    with pytest.raises(UsageError, match="got an unknown field: 'watts' of a row. Fix: use the version"):
+        load("old.json")
+
+
+WRONG = {
+    "peak": ("12", "'12' as 'peak' of the row 'plain', which is a whole number"),
+    "held": (1.5, "1.5 as 'held'"),
+    "replayed": (True, "True as 'replayed'"),
+    "total": ([1, 2], "(1, 2) as 'total' of the row 'plain', which is three numbers"),
+    "ratio": ([1, 2, None], "as 'ratio'"),
+    "gflop": (float("inf"), "inf as 'gflop' of the row 'plain', which is a finite number"),
+    "ratios": ([1.0, "2"], "as 'ratios' of the row 'plain', which is numbers"),
+    "equal": (5, "5 as 'equal'"),
+    "differs": ("weight", "as 'differs'"),
+    "method": (None, "None as 'method'"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_row_with_a_field_of_a_wrong_type_is_refused_by_name(saved, field):
+    value, told = WRONG[field]
+    spoilt(saved, lambda result: result["subjects"][0]["rows"][0].update({field: value}))
+    with pytest.raises(UsageError) as refused:
+        load("old.json")
+    assert str(refused.value).startswith("old.json: expected subjects and rows as this version")
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda result: result.update(warnings=[5]), "[5] as 'warnings' of the run, which is texts"),
+        (lambda result: result["subjects"][0].update(size=3), "3 as 'size' of the subject 'swiglu'"),
+        (lambda result: result["subjects"][0].update(title=None), "None as 'title'"),
+        (lambda result: result["subjects"][0]["timelines"][0].update(words=[1]), "[1] as 'words'"),
+        (lambda result: result["subjects"][0]["timelines"][0]["rows"].append([1]), "[1] as a row of the timeline"),
+        (lambda result: result["subjects"][0]["timelines"][0].update(rows=[[1, 1, 1, -9, 0, 0, 0]]), "-9"),
+    ],
+)  # fmt: skip
+def test_a_run_with_a_field_of_a_wrong_type_is_refused_by_name(saved, spoil, told):
+    spoilt(saved, spoil)
+    with pytest.raises(UsageError) as refused:
+        load("old.json")
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("words", [["report", "old.json"], ["bench", "--quick", "--compare", "old.json"]])
+def test_a_wrong_artefact_is_refused_by_its_name_before_any_work(saved, capsys, monkeypatch, words):
+    monkeypatch.delattr(bench_run, "_plan")
+    spoilt(saved, lambda result: result["subjects"][0]["rows"][0].update(peak="12"))
+    with pytest.raises(SystemExit) as refused:
+        cli.main(words)
+    assert refused.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "old.json: " in err and "'12' as 'peak'" in err
+
+
+@pytest.mark.parametrize("subjects", [None, 5, {}])
+def test_an_artefact_without_subjects_is_refused(saved, subjects):
+    spoilt(saved, lambda result: result.update(subjects=subjects))
+    with pytest.raises(UsageError, match="which has no subjects and rows"):
         load("old.json")

@@ -171,7 +171,7 @@ def artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ),
         (
             {"cheap": 1.045, "half": 0.03},
-            0,
+            6,
             "cannot judge: swiglu, 8 layers, float32: retape cheap",
         ),
         ({"group": "models"}, 6, "limits of time: no block was timed"),

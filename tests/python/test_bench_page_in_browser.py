@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from tests.python import bench_runs, browser
 
+from retape import cli
 from retape.bench.report import page as bench_page
 from retape.bench.result import Event, Run, Timeline
+from retape.bench.run import TIMELINES
 from retape.verifying import page as verify_page
 from retape.verifying.case import Case, Result
 
@@ -93,12 +95,41 @@ def test_names_in_the_plot_lie_neither_on_each_other_nor_on_marks(chromium, page
     ]
     run = bench_runs.run(bench_runs.subject(), bench_runs.subject("crowd", rows=crowd))
     with browser.look(chromium, page_of(run)) as seen:
-        for section, least in (("#s1", 10), ("#s2", 10)):
-            names = boxes(seen, f"{section} .pareto .name")
+        for section, plot, least in (("#s1", 0, 10), ("#s1", 1, 5), ("#s2", 0, 10), ("#s2", 1, 3)):
+            figure = f"{section} .pareto >> nth={plot} >> "
+            names = boxes(seen, figure + ".name")
             assert len(names) >= least
             assert not [pair for pair in itertools.combinations(names, 2) if overlap(*pair)]
-            marks = boxes(seen, f"{section} .pareto .point > [class^=f-]")
+            marks = boxes(seen, figure + ".point > [class^=f-]")
             assert not [1 for name in names for mark in marks if overlap(name, mark)]
+
+
+def touch(a: dict[str, float], b: dict[str, float]) -> bool:
+    return (
+        min(a["x"] + a["width"], b["x"] + b["width"]) > max(a["x"], b["x"])
+        and min(a["y"] + a["height"], b["y"] + b["height"]) > max(a["y"], b["y"])
+    )
+
+
+@pytest.mark.parametrize("scale", [1, 99, 500], ids=["hundreds", "five digits", "GiB"])
+def test_titles_of_axes_stand_beside_the_numbers(chromium, page_of, scale):
+    rows = bench_runs.rows()[:4]
+    for row in rows:
+        row.peak, row.gflop = row.peak * scale, row.gflop * 1000 * scale
+    events = bench_runs.step(scale=3.0 * scale)
+    subject = bench_runs.subject(rows=rows, timelines=[Timeline("retape full", events)])
+    with browser.look(chromium, page_of(bench_runs.run(subject))) as seen:
+        figures = seen.page.locator("figure").count()
+        assert figures == 3
+        for number in range(figures):
+            figure = f"figure >> nth={number} >> "
+            texts = boxes(seen, figure + "svg .tick") + boxes(seen, figure + "svg .axis")
+            assert len(texts) > 8
+            assert not [pair for pair in itertools.combinations(texts, 2) if touch(*pair)]
+            picture = boxes(seen, figure + ".scroll svg")[0]
+            for text in texts + boxes(seen, figure + ".peak-name"):
+                assert text["x"] >= picture["x"]
+                assert text["x"] + text["width"] <= picture["x"] + picture["width"]
 
 
 def tip(seen: browser.Seen) -> str:
@@ -136,7 +167,7 @@ def point_at(seen: browser.Seen, event: float, mib: float) -> None:
     picture.scroll_into_view_if_needed()
     box = picture.bounding_box()
     scale = box["width"] / 600
-    x = 58 + (event + 0.5) / 4 * (600 - 58 - 14)
+    x = 58 + (event + 0.5) / 4 * (600 - 58 - 20)
     y = 200 - mib / (4 * 1.12) * (200 - 26)
     seen.page.mouse.move(box["x"] + x * scale, box["y"] + y * scale)
 
@@ -192,9 +223,9 @@ def test_thousands_of_events_can_still_be_pointed_at(chromium, page_of):
     long = Timeline("retape full", bench_runs.step(300, 0.1))
     with browser.look(chromium, page_of(bench_runs.run(bench_runs.subject(timelines=[long])))) as seen:
         picture = seen.page.locator("[data-timeline] .scroll svg")
-        picture.scroll_into_view_if_needed()
         box = picture.bounding_box()
-        seen.page.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + box["height"] * 0.7)
+        picture.hover(position={"x": box["width"] * 0.55, "y": box["height"] * 0.7})  # when it stands still
+        seen.page.locator("#tip").wait_for(state="visible")
         assert "aten::native_layer_norm" in tip(seen)
         assert "region block." in tip(seen)
 
@@ -242,9 +273,45 @@ def test_the_policy_stops_a_script_that_is_not_the_pages_own(chromium, page_of):
 def test_without_scripts_the_page_is_still_whole(chromium, page_of):
     path = page_of(bench_runs.run())
     with browser.look(chromium, path, java_script_enabled=False) as seen:
-        assert seen.page.locator(".point title").count() == 10
+        assert seen.page.locator(".pareto >> nth=0 >> .point title").count() == 10
         assert seen.page.locator(".timeline path.k-kept").first.is_visible()
-        assert seen.page.locator("table.figures tbody tr").count() == 12
+        assert seen.page.locator("table.figures tbody tr").count() == 11
+        assert seen.page.locator(".not-run").inner_text().startswith("not run: deepspeed")
+        seen.check_was_quiet(path)
+
+
+def small_bench(*options: str) -> list[str]:
+    sizes = ["--d-model", "64", "--d-ff", "256", "--batch", "1", "--sequence", "512"]
+    return ["bench", "run", "--subject", "up_proj", "--layers", "2", "--dtype", "float32", *sizes, *options]
+
+
+TIMES = ["--time-d-model", "32", "--time-d-ff", "64", "--time-sequence", "16", "--rounds", "2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "plots"),
+    [(TIMES, ["Memory against time", "Memory against GFLOP"]), (["--memory-only"], ["Memory against GFLOP"])],
+    ids=["all of it", "memory only"],
+)
+def test_the_page_of_a_bench_that_was_run_is_whole_and_quiet(
+    chromium, tmp_path, monkeypatch, capsys, options, plots
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(small_bench(*options, "--html", "bench.html")) == 0
+    path = tmp_path / "bench.html"
+    with browser.look(chromium, path) as seen:
+        assert seen.page.locator(".pareto figcaption b").all_inner_texts() == plots
+        assert seen.page.locator("[data-timeline]").count() == len(TIMELINES)
+        methods = seen.page.locator("table.figures tbody th .method").all_inner_texts()
+        assert [name for name in methods if name.startswith("retape full, last 1 cheap")]
+        assert " of plain's peak" in seen.page.locator("#s1 .sentence").inner_text()
+        seen.page.locator(".point").first.focus()
+        assert "plain" in tip(seen)
+        picture = seen.page.locator("[data-timeline] .scroll svg").first
+        picture.focus()
+        picture.press("ArrowRight")
+        assert "event 1 of " in tip(seen)
+        assert size_of(seen.page.screenshot(full_page=True))[0] == 1280
         seen.check_was_quiet(path)
 
 

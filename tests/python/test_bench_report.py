@@ -6,6 +6,7 @@ import csv as csv_reader
 import io
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB, spread
 
 from retape import _artefact, cli
 from retape._progress import Part, Remaining, progress
+from retape._text import make_console
 from retape.bench import cells, report
 from retape.bench.report import axis, pareto, timeline
 from retape.bench.result import (
@@ -38,6 +40,8 @@ RUNS = {
     "no rows": bench_runs.run(bench_runs.subject(rows=[], timelines=[])),
     "only skipped": bench_runs.run(bench_runs.subject(rows=[Row("x", "torch", skipped="no x")])),
     "no plain": bench_runs.run(bench_runs.subject(rows=bench_runs.rows()[1:])),
+    "memory only": bench_runs.memory_only(),
+    "full size": bench_runs.run(bench_runs.full_size()),
     "no times": bench_runs.run(bench_runs.subject(rows=[Row("plain", "plain", peak=5, held=2)])),
     "no size": bench_runs.run(bench_runs.subject(size={})),
     "all alike": bench_runs.run(bench_runs.subject(rows=[bench_runs.row("plain", "plain", 1, 1)] * 3)),
@@ -87,22 +91,35 @@ def test_a_table_has_the_columns_and_every_number_in_one_unit_for_each():
         "ops replayed",
     ]
     assert table["retape full"] == [
-        "131.5", "78.9", "46.3 ± 0.5", "92.7 ± 0.9", "139.0 ± 1.4", "68.1", "+15.8", "15.9", "bitwise", "96",
+        "131.5", "78.9", "46.3 ± 0.5", "92.7 ± 0.9", "139.0 ± 1.4", "68.1", "+15.8 ± 1.2", "15.9", "bitwise", "96",
     ]  # fmt: skip
     assert table["plain"][5:7] == ["–", "–"]
-    assert table["compile, budget 0.5"][6] == "-1.7"
+    assert table["compile, budget 0.5"][6] == "-1.7 ± 1.0"
 
 
-def test_what_was_not_measured_is_a_dash_and_says_why():
+def test_what_failed_is_a_dash_and_says_why():
     table = table_of(bench_runs.run())
-    assert set(table["deepspeed"]) == {"–"}
     assert table["fairscale"][0] == "160.0"
+    assert table["fairscale"][4] == "–"
     text = report.markdown.render(bench_runs.run(), ENVIRONMENT)
-    assert "- deepspeed: skipped: not installed: deepspeed" in text
     assert "- fairscale: failed: RuntimeError: expected 2 outputs, got 3" in text
     page = report.page.render(bench_runs.run(), ENVIRONMENT)
-    assert "skipped: not installed: deepspeed" in page
     assert "failed: RuntimeError: expected 2 outputs, got 3" in page
+
+
+def test_what_was_not_run_is_one_line_below_the_table_and_no_row():
+    run = bench_runs.run(bench_runs.full_size())
+    page = report.page.render(run, ENVIRONMENT)
+    assert "OLMo-core's output discard" not in table_of(run)
+    assert not re.search('<th scope="row">.*(OLMo|Megatron)', page)
+    told = (
+        "not run: OLMo-core's output discard (needs the package olmo_core), "
+        "Megatron's output discard (needs the package megatron)"
+    )
+    assert told in " ".join(printed(run).split())
+    assert told in report.markdown.render(run, ENVIRONMENT).replace("\\", "")
+    assert told in "".join(Tags(page).text)
+    assert "not run" not in printed(bench_runs.run(bench_runs.subject(rows=bench_runs.rows()[:2])))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +155,8 @@ def test_the_frontier_is_what_nothing_with_right_gradients_beats_in_both():
 
 def test_a_size_of_its_own_for_times_is_told():
     text = report.markdown.render(bench_runs.many(), ENVIRONMENT)
-    assert "memory at 8 layers, float32, width 512, tokens 4096; times and gradients at 2 layers\n" in text
+    counted = "memory, GFLOP and ops replayed at 8 layers, float32, width 512, tokens 4096"
+    assert f"{counted}; times and gradients at 2 layers\n" in text
 
 
 def test_warnings_are_in_every_report_for_people():
@@ -152,20 +170,50 @@ def test_warnings_are_in_every_report_for_people():
 def test_a_terminal_of_the_usual_log_width_holds_the_table(name):
     for line in printed(RUNS[name]).splitlines():
         assert len(line) <= 124
-        if line.lstrip().startswith(("retape full", "◆ retape full")):
+        if line.lstrip("◆ ").startswith("retape full"):
             assert line.rstrip().endswith("96")
 
 
-@pytest.mark.parametrize("width", [80, 100])
-def test_a_narrow_terminal_shows_methods_and_peaks_whole(width):
-    lines = printed(RUNS["one"], width).splitlines()
-    for row in bench_runs.rows():
-        line = next(line for line in lines if line.lstrip("◆ ").startswith(row.method))
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 124, 160, 250])
+@pytest.mark.parametrize("subject", [bench_runs.subject(), bench_runs.full_size()], ids=["small", "full size"])
+def test_every_cell_that_a_terminal_shows_is_whole(subject, width):
+    lines = printed(bench_runs.run(subject), width).splitlines()
+    start = next(at for at, line in enumerate(lines) if "───" in line)
+    headings = {word for line in lines[:start] for word in line.split()}
+    there = [column for column in cells.columns(subject) if column.name in headings]
+    absent = ", ".join(column.name for column in cells.columns(subject) if column not in there)
+    told = f"Only in a wider terminal: {absent}"
+    assert not absent or told in " ".join(" ".join(lines).split())
+    for index in cells.shown(subject):
+        name = cells.labels(subject)[index][:20]
+        line = next(line for line in lines[start:] if line.lstrip("◆ ").startswith(name))
         assert len(line) <= width
-        assert "…" not in line
-        if row.peak is not None:
-            assert f" {row.peak / MIB:.1f} " in line
-    assert any("Only in a wider terminal: forward, backward" in line for line in lines)
+        figures = re.sub(r"± +", "± ", line).split()
+        for column in there:
+            cell = column.cells[index]
+            assert (cell.text or "–") in figures, column.name
+            if column.name == "time" and cell.text and width >= 80:
+                assert f"{cell.text} ± {cell.spread} " in re.sub(r"± +", "± ", line)
+    assert "peak" in headings
+    if width >= 80:
+        assert {"saved", "time", "bits"} <= headings
+    if width >= 124:
+        assert not absent
+
+
+def test_a_wide_terminal_has_every_spread():
+    lines = printed(bench_runs.run(bench_runs.full_size()), 160).splitlines()
+    line = next(line for line in lines if "retape full " in line)
+    assert line.count("±") == 4
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 200), ("0", 124), ("wide", 124), (None, 124)])
+def test_a_log_is_as_wide_as_columns_says(monkeypatch, columns, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert make_console().width == width
 
 
 def test_a_long_method_goes_on_below_in_a_narrow_terminal():
@@ -181,6 +229,40 @@ def test_nothing_saved_and_no_time_lost_have_no_sign():
     rows[1].peak, rows[1].ratio = rows[0].peak + 1, spread(0.9999)
     cell = {c.name: c.cells[1].text for c in cells.columns(bench_runs.subject(rows=rows))}
     assert (cell["saved"], cell["time"]) == ("0.0", "+0.0")
+    assert report.page._sentence(bench_runs.subject(rows=rows)) == (
+        "Nothing is saved here: retape full needs plain's peak, in 1.00 ± 0.01 times its time."
+    )
+
+
+@pytest.mark.parametrize(
+    ("peak", "text"), [(131.5, "32%"), (411.0, "99.8%"), (414.0, "100.5%"), (420.0, "102%")]
+)
+def test_a_sentence_says_what_retape_needs(peak, text):
+    rows = [bench_runs.rows()[0], bench_runs.row("retape full", "retape", peak, 0.132)]
+    expected = f"retape full needs {text} of plain's peak, in 1.10 ± 0.01 times its time."
+    assert report.page._sentence(bench_runs.subject(rows=rows)) == expected
+
+
+def test_a_single_round_has_no_spread():
+    rows = [bench_runs.rows()[0], bench_runs.row("retape full", "retape", 131.5, 0.139)]
+    for row in rows:
+        for name in ("forward", "backward", "total", "ratio"):
+            setattr(row, name, (getattr(row, name)[1],) * 3)
+    run = bench_runs.run(bench_runs.subject(rows=rows))
+    shown = printed(run, 160) + report.markdown.render(run, ENVIRONMENT)
+    assert "+15.8" in shown
+    assert "±" not in shown.replace("median ± half", "").replace("± as for times", "")
+    assert "± " not in "".join(line for p in pareto.plot(run.subjects[0], "time").points for line in p.lines)
+
+
+def test_the_mark_is_explained_wherever_it_stands():
+    for run, cost in ((bench_runs.run(), "time, less time"), (bench_runs.memory_only(), "GFLOP, fewer GFLOP")):
+        meaning = f"on the frontier: less memory takes more {cost} more memory."
+        for text in (printed(run), report.markdown.render(run, ENVIRONMENT)):
+            assert f"◆ {meaning}" in " ".join(text.split())
+        assert f"Frontier: {meaning.split(': ')[1]}" in report.page.render(run, ENVIRONMENT)
+    alone = bench_runs.run(bench_runs.subject(rows=[Row("plain", "plain", peak=5)]))
+    assert "◆" not in printed(alone) + report.markdown.render(alone, ENVIRONMENT)
 
 
 def test_a_terminal_gets_no_codes_from_names():
@@ -223,13 +305,27 @@ def test_how_long_still_is_told_from_what_parts_like_those_to_come_took():
 
     a_memory, a_time = (Part("a", stage, "x") for stage in ("memory", "time"))
     assert after(0, a_memory) is None  # nothing has ended
-    assert after(2, Part("a", "memory", "y")) == 2 * 7  # all that is known: x took 2
-    assert after(4, a_time) == (3 + 3) + (2 + 4) + (3 + 3)  # of b: what a took, else the mean
+    assert after(2, Part("a", "memory", "y")) is None  # nor of what most of it is
+    assert after(4, a_time) is None
     assert after(10, Part("a", "time", "y")) == 10 + (2 + 4) + (10 + 10)
     now[0] += 4
     assert left.seconds() == 6 + (2 + 4) + (10 + 10)  # it goes on falling while a part runs
     now[0] += 60
     assert left.seconds() == 0 + (2 + 4) + (10 + 10)  # and not below nothing
+
+
+def test_how_long_still_is_not_guessed_from_parts_of_another_stage():
+    """As of a quick run: the first parts are slow and few, and most of them are steps that are timed."""
+    now = [0.0]
+    parts = [*(Part("a", "memory", method) for method in "xy"), *[Part("a", "time", "x")] * 8, Part("a", "line", "x")]
+    left = Remaining(parts, clock=lambda: now[0])
+    told = []
+    for part in parts[:4]:
+        left.begin(part)
+        told.append(left.seconds())
+        now[0] += 5 if part.stage == "memory" else 0.1
+    assert told[:3] == [None, None, None]
+    assert told[3] == pytest.approx(7 * 0.1 + (5 + 5 + 0.1) / 3)  # of a stage that nothing is known of: the mean
 
 
 def test_parts_that_were_left_out_are_not_waited_for():
@@ -351,7 +447,8 @@ def test_the_page_of_many_subjects_opens_with_all_of_them():
     for number, subject in enumerate(bench_runs.many().subjects, 1):
         assert f'<a href="#s{number}">{subject.key}</a>' in text
         assert f'id="s{number}"' in text
-    assert text.count('class="pareto"') == 5
+    assert text.count("<b>Memory against time</b>") == 5
+    assert text.count("<b>Memory against GFLOP</b>") == 5
     assert text.count("data-timeline>") == 6
     assert "All subjects" not in report.page.render(bench_runs.run(), ENVIRONMENT)
 
@@ -382,7 +479,7 @@ def test_what_sums_in_another_order_is_no_alarm_and_not_retapes_best():
     rounding = bench_runs.row("retape rows", "retape", 100, 0.13, equal=CLOSE, rounds=True)
     run = bench_runs.run(bench_runs.subject(rows=[*bench_runs.rows(), rounding]))
     card = next(c for c in report.page.of_run(run, {}).cards if c.label == "bitwise equal")
-    assert (card.figure, card.tone) == ("3 of 3", "good")
+    assert (card.figure, card.tone) == ("4 of 4", "good")  # output discard is ours too
     assert card.text == "of Retape's rows have plain's gradients; 1 more sum in another order"
     assert report.page.least(run.subjects[0], ours=True).method == "retape full"
 
@@ -421,9 +518,21 @@ def test_the_plot_and_the_frontier_agree_with_the_time_delta():
         ]
     )
     assert [subject.rows[index].method for index in cells.frontier(subject)] == ["plain", "a"]
-    plain, a, b = (float(point.x) for point in pareto.plot(subject).points)
+    plain, a, b = (float(point.x) for point in pareto.plot(subject, "time").points)
     assert plain < a < b
-    assert "time 110.0 ± 1.1 ms" in pareto.plot(subject).points[1].lines
+    assert "time 110.0 ± 1.1 ms" in pareto.plot(subject, "time").points[1].lines
+    assert "time delta +10.0 ± 1.1 %" in pareto.plot(subject, "time").points[1].lines
+
+
+def test_whiskers_are_drawn_to_their_ends():
+    rows = bench_runs.rows()[:3]
+    rows[1].ratio = (0.5, 1.1, 4.0)  # quartiles far from each other, and from all others
+    drawn = pareto.plot(bench_runs.subject(rows=rows), "time")
+    left, right = drawn.box.x, drawn.box.x + drawn.box.width
+    (start, end) = map(float, re.fullmatch(r"M([\d.]+),[\d.]+H([\d.]+)", drawn.points[1].whisker).groups())
+    assert left < start < end < right
+    middle = float(drawn.points[1].x)
+    assert (end - middle) / (middle - start) == pytest.approx((4.0 - 1.1) / (1.1 - 0.5), rel=0.02)
 
 
 def test_a_family_that_nobody_knows_is_drawn_as_other():
@@ -432,10 +541,98 @@ def test_a_family_that_nobody_knows_is_drawn_as_other():
 
 
 def test_points_without_a_peak_or_a_time_are_counted_not_drawn():
-    plot = pareto.plot(bench_runs.subject())
+    plot = pareto.plot(bench_runs.subject(), "time")
     assert len(plot.points) == 10
-    assert plot.left_out == 2
-    assert pareto.plot(bench_runs.subject(rows=[Row("x", "torch", peak=5)])) is None
+    assert plot.left_out == "1 row without a peak or a time: not drawn."  # that was run
+    for cost in ("time", "GFLOP"):
+        assert pareto.plot(bench_runs.subject(rows=[Row("x", "torch", peak=5)]), cost) is None
+
+
+def test_memory_against_gflop_is_drawn_without_times_and_says_that_it_is_exact():
+    plot = pareto.plot(bench_runs.memory_only().subjects[0], "GFLOP")
+    assert [point.whisker for point in plot.points] == [""] * len(plot.points)
+    best = [point.lines[0] for point in plot.points if point.best]
+    assert best == ["retape cheap", "retape rows", *(f"retape full, last {k} cheap" for k in range(1, 7))]
+    plain = next(point for point in plot.points if point.lines[0] == "plain")
+    assert plain.lines == ["plain", "peak 6240.0 MiB", "GFLOP 9895.6"]
+    assert "no noise" in plot.caption and plot.left_out == ""
+    page = report.page.of_run(bench_runs.memory_only(), {})
+    assert [each.title for each in page.groups[0][1][0].plots] == ["Memory against GFLOP"]
+
+
+def test_rows_at_the_same_place_share_a_mark_that_tells_all_of_them():
+    rows = [
+        bench_runs.row("torch checkpoint", "torch", 100, 1, gflop=2000.0),
+        bench_runs.row("retape cheap", "retape", 100, 1, gflop=2000.0),
+        bench_runs.row("a hair more", "torch", 100.2, 1, gflop=2000.0),
+        bench_runs.row("wrong", "other", 100, 1, gflop=2000.0, equal=DIFFERENT),
+        bench_runs.row("elsewhere", "torch", 900, 1, gflop=2500.0),
+    ]
+    together, wrong, elsewhere = pareto.plot(bench_runs.subject(rows=rows), "GFLOP").points
+    assert wrong.lines[0] == "wrong" and elsewhere.lines[0] == "elsewhere"
+    assert (together.family, together.best, together.label.text) == ("retape", True, "retape cheap + 2")
+    assert together.lines == [
+        "retape cheap: peak 100.0 MiB",
+        "torch checkpoint: peak 100.0 MiB",
+        "a hair more: peak 100.2 MiB",
+        "GFLOP 2000.0",
+        "time delta +733.3 ± 8.3 %",
+        "gradients bitwise",
+    ]
+
+
+@pytest.mark.parametrize(("low", "high"), [(256.0, 256.01), (256.0, 256.0), (0.1, 0.1001), (1e9, 1e9 + 8)])
+def test_values_that_are_nearly_the_same_look_so(low, high):
+    bottom, top = axis.spanning(low, high)
+    assert bottom <= low <= high <= top
+    assert top - bottom == pytest.approx(0.05 * high, rel=0.01)
+
+
+def test_values_that_differ_fill_the_axis():
+    assert axis.spanning(100, 200) == (90, 210)
+    assert axis.spanning(0, 0) == (0, 1)
+    assert axis.spanning(0, 10)[0] == 0
+
+
+def test_without_times_or_gradients_the_page_says_so_and_still_tells_what_was_saved():
+    page = report.page.of_run(bench_runs.memory_only(), {})
+    assert "interleaved" not in page.lead and "bit for bit" not in page.lead
+    assert page.lead.endswith("No times were taken and gradients were not compared.")
+    card = next(card for card in page.cards if card.label == "most memory saved")
+    assert (card.figure, card.text) == ("43%", "retape full, swiglu, 8 layers, float32")
+    assert page.overview[0].ours.label == "retape full"  # "rows" promises less than plain's bits
+    assert page.overview[0].others.label == "torch checkpoint"
+    assert "right gradients" not in page.chosen and not page.timed
+    whole = report.page.of_run(bench_runs.many(), {})
+    assert whole.lead.endswith("byte by byte, time is taken in interleaved rounds, and gradients are "
+                               "compared with plain autograd's, bit for bit.")
+    assert "right gradients" in whole.chosen and whole.timed
+    assert whole.overview[0].ours.time == cells.Cell("+15.8", "1.2")
+
+
+def test_of_equal_peaks_without_times_the_one_with_the_fewest_gflop_is_the_best():
+    rows = [bench_runs.row(f"retape {gflop}", "retape", 100, 1, gflop=gflop) for gflop in (12.0, 11.0, 13.0)]
+    for row in rows:
+        row.total = row.ratio = None
+    assert report.page.least(bench_runs.subject(rows=rows), ours=True).method == "retape 11.0"
+
+
+def test_output_discard_of_our_own_is_none_of_the_others():
+    rows = [*bench_runs.rows()[:2], bench_runs.row("output discard", "output discard", 1, 0.1)]
+    run = bench_runs.run(bench_runs.subject(rows=rows), bench_runs.subject())
+    summary = report.page.of_run(run, {}).overview[0]
+    assert (summary.ours.label, summary.others.label) == ("output discard", "")
+
+
+@pytest.mark.parametrize(
+    ("failed", "skipped", "figure", "text"),
+    [(0, 2, "2", "rows: 2 not run"), (1, 0, "1", "row: 1 failed"), (1, 2, "3", "rows: 1 failed, 2 not run")],
+)
+def test_a_card_counts_all_that_was_not_measured(failed, skipped, figure, text):
+    rows = [Row("x", "torch", error="E")] * failed + [Row("y", "torch", skipped="no y")] * skipped
+    cards = report.page.of_run(bench_runs.run(bench_runs.subject(rows=rows)), {}).cards
+    card = next(card for card in cards if card.label == "not measured")
+    assert (card.figure, card.text) == (figure, text)
 
 
 @pytest.mark.parametrize(
@@ -473,17 +670,47 @@ def test_kinds_add_up_to_what_is_live(replays):
     levels = timeline.live(events, known, range(len(events)))
     assert [sum(level) for level in levels] == [event.current for event in events]
     assert all(level[0] == 0 for level in levels)
-    assert any(level[3] for level in levels) is replays
+    assert any(level[-1] for level in levels) is replays
 
 
 def test_a_free_takes_from_the_kind_that_was_allocated():
     events = [Event(8, 8, 1, "kept", "a"), Event(-8, 0, 1, "gradient", "b")]
-    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [[0, 8, 0, 0], [0, 0, 0, 0]]
+    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [[0, 8, 0, 0, 0], [0] * 5]
+
+
+def test_what_forward_makes_and_drops_is_not_told_to_be_kept():
+    events = [
+        Event(8, 8, 1, "kept", "a"),
+        Event(4, 12, 2, "kept", "b"),
+        Event(-8, 4, 1, "kept", "b"),
+        Event(2, 6, 3, "gradient", "c"),
+        Event(-4, 2, 2, "gradient", "c"),
+        Event(-2, 0, 3, "kept", "after the step"),
+    ]
+    known = timeline.allocations(events)
+    assert [timeline.KINDS[each.kind] for each in known] == ["passing", "kept", "gradient"]
+    drawn = timeline.picture(Timeline("x", events), 12)
+    assert [kind for kind, _ in drawn.areas] == ["gradient", "passing", "kept"]
+    assert dict(drawn.kinds)["passing"] == "made and dropped in forward"
+    assert drawn.data["words"][known[0].kind] == "made and dropped in forward"
+
+
+def test_what_lives_until_after_backward_was_kept():
+    events = [Event(8, 8, 1, "kept", "a"), Event(2, 10, 2, "gradient", "b"), Event(-8, 2, 1, "kept", "")]
+    assert [timeline.KINDS[each.kind] for each in timeline.allocations(events)] == ["kept", "gradient"]
+
+
+def test_every_kind_has_words_and_a_colour_in_either_theme():
+    css = (Path(timeline.__file__).parent / "page.css").read_text()
+    for kind in timeline.KINDS:
+        assert timeline.WORDS[kind]
+        assert f".k-{kind} {{ fill: var(--{kind}) }}" in css
+        assert css.count(f"--{kind}: #") == 2
 
 
 def test_bytes_that_nobody_allocated_were_there_before():
     events = [Event(8, 108, 1, "kept", "a"), Event(-100, 8, 99, "kept", "b")]
-    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [[100, 8, 0, 0], [0, 8, 0, 0]]
+    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [[100, 8, 0, 0, 0], [0, 8, 0, 0, 0]]
 
 
 def test_pictures_of_a_subject_share_their_scale_and_stay_small():

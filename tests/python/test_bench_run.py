@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 
 from retape import cli
-from retape.bench import measure, run, timing
+from retape.bench import cells, measure, run, timing
+from retape.bench.blocks import Size
 from retape.bench.methods import METHODS
+from retape.bench.models import MODELS
+from retape.bench.result import BITWISE
 
 TINY = "--d-model 32 --d-ff 64 --sequence 16 --layers 2 --rounds 1".split()
 
@@ -148,6 +152,16 @@ def test_every_step_that_takes_time_is_announced_before_it_runs(capsys, monkeypa
     assert parts[-2:] == [part.replace(": ", ": timeline of ") for part in parts[:2]]
 
 
+def test_what_is_asked_for_twice_is_measured_once(capsys):
+    words = ("--layers", "2", "--dtype", "float32", "--method", "plain", "--subject", "up_proj")
+    _, result = bench(*TINY, *words, *words, "--memory-only")
+    (subject,) = result["subjects"]
+    assert [row["method"] for row in subject["rows"]] == ["plain"]
+    words = ("--subject", "demo:gpt", "--quick", "--memory-only", "--method", "plain")
+    _, result = bench(*words, "--dtype", "float32", "--dtype", "float32")
+    assert len(result["subjects"]) == 1
+
+
 def test_options_that_would_do_nothing_are_refused(capsys):
     for words in (["--layers", "3"], ["--d-model", "64"], ["--frontier"], ["--compiled"]):
         told = refused(capsys, "--subject", "tree_lstm", *words)
@@ -169,6 +183,11 @@ def test_what_there_is_can_be_listed_and_no_artefact_is_touched(capsys):
     assert list(Path().iterdir()) == []
     out = capsys.readouterr().out
     assert "swiglu" in out and "torch checkpoint" in out
+    assert "blocks, at d_model 2048, d_ff 8192, batch 2, sequence 2048:" in out
+    for model in MODELS.values():
+        below = out.partition(f"  {model.name} ")[2].splitlines()[1].strip()
+        assert below == cells.size_text(model.size)
+    assert "12 layers, width 768, heads 12, vocabulary 50257, batch 4, tokens 1024" in out
 
 
 def test_without_times_the_size_at_which_gradients_were_compared_is_told(capsys):
@@ -182,10 +201,81 @@ def test_bad_words_are_refused_with_the_right_spelling(capsys):
     assert "Did you mean 'retape full'?" in refused(capsys, "--method", "retape ful")
     assert "Did you mean 'bfloat16'?" in refused(capsys, "--dtype", "bfloat")
     assert "There is: float32, bfloat16." in refused(capsys, "--dtype", "float64")
+    assert "There is: float32, bfloat16." in refused(capsys, "--dtype", "fp16")
     assert "expected the name of a file" in refused(capsys, "--markdown", "-")
     assert "expected at least 1" in refused(capsys, "--layers", "0")
+    assert "--layers 99999999999999999999: expected at most 10000" in refused(capsys, "--layers", "9" * 20)
+    assert "--rounds 99999999999999999999: expected at most 100000" in refused(capsys, "--rounds", "9" * 20)
+    assert "--time-batch 99999999999999999999: expected at most" in refused(capsys, "--time-batch", "9" * 20)
     assert "--compare" in refused(capsys, "--fail", "peak:1%")
     assert "Did you mean --quick?" in refused(capsys, "--quik")
+
+
+def test_what_begins_as_the_word_does_is_offered_first(capsys):
+    told = refused(capsys, "--method", "retape")
+    assert "Did you mean 'retape lean', 'retape cheap', 'retape full' or 'retape rows'?" in told
+    assert 'Did you mean "OLMo-core\'s output discard"?' in refused(capsys, "--method", "olmo")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--d-model", "100000000"),  # more bytes than there are
+        ("--batch", "2000000000", "--sequence", "2000000000"),  # than can be counted
+    ],
+)
+def test_a_size_that_memory_does_not_hold_is_refused_by_name(capsys, words):
+    told = refused(capsys, "--quick", *ONE, "--memory-only", *words)
+    assert "silu_up, 2 layers, float32: the plain step does not fit into memory" in told
+    assert f"{words[0].removeprefix('--').replace('-', '_')} {words[1]}" in told
+    assert "Fix: a smaller size" in told and "Traceback" not in told
+
+
+def drawn(*words: str) -> list[str]:
+    methods = ("--method", "retape full", "--method", "retape full, one scope", "--method", "selective")
+    code, result = bench(*TINY, *ONE, "--memory-only", *methods, *words)
+    assert code == 0
+    return [timeline["method"] for timeline in result["subjects"][0]["timelines"]]
+
+
+def test_whose_timelines_are_drawn_can_be_chosen(capsys):
+    assert drawn() == ["plain", "retape full", "retape full, one scope"]
+    assert drawn("--timeline", "selective") == ["selective"]
+    assert drawn("--frontier", "--timeline", POINT, "--timeline", "plain") == ["plain", POINT]
+
+
+def test_a_timeline_of_what_is_no_row_is_refused(capsys):
+    one = ("--quick", "--memory-only")
+    told = refused(capsys, *one, "--timeline", "torch reentrant")
+    assert "--timeline 'torch reentrant': no subject has that row. Fix: --method chooses it." in told
+    assert "Did you mean 'selective'?" in refused(capsys, *one, "--timeline", "selectiv")
+
+
+def rounds_of(*words: str) -> int:
+    _, result = bench("--quick", *ONE, "--method", "plain", "--method", "retape cheap", *words)
+    return len(result["subjects"][0]["rows"][1]["ratios"])
+
+
+def test_rounds_that_were_asked_for_are_taken_of_a_quick_run_too(capsys):
+    tiny = ("--d-model", "16", "--d-ff", "16", "--sequence", "8")
+    assert rounds_of(*tiny, "--rounds", "9") == 9
+    assert rounds_of(*tiny, "--judge") == run.ROUNDS
+    assert "fewer than six rounds" not in capsys.readouterr().out
+
+
+def test_torch_compile_has_bytes_without_computing(capsys):
+    code, result = bench(
+        *TINY, "--subject", "up_proj", "--dtype", "float32", "--method", "plain", "--compiled",
+        "--memory-only", "--timeline", "torch.compile, budget 0.0",
+    )  # fmt: skip
+    assert code == 0
+    plain, *compiled = result["subjects"][0]["rows"]
+    assert [row["method"] for row in compiled] == [n for n, m in METHODS.items() if not m.is_eager]
+    assert all(row["peak"] and row["gflop"] and not row["error"] for row in compiled)
+    assert compiled[-1]["held"] < plain["held"] == compiled[0]["held"]
+    assert compiled[-1]["gflop"] > plain["gflop"] == compiled[0]["gflop"]
+    (timeline,) = result["subjects"][0]["timelines"]
+    assert timeline["rows"] and "layer 1" in timeline["words"]
 
 
 @pytest.mark.parametrize(
@@ -320,8 +410,11 @@ def time_sizes(*words: str, block: str = "fp32_softmax") -> dict[str, tuple[int,
 
 
 def test_bfloat16_is_timed_at_a_size_that_a_cpu_multiplies_in_seconds(capsys):
-    float32, bfloat16 = (512, 2048, 2, 512), (256, 512, 2, 64)
-    assert time_sizes() == {"float32": float32, "bfloat16": bfloat16}
+    bfloat16 = (256, 512, 2, 64)
+    assert time_sizes(block="up_proj") == {"float32": (512, 2048, 2, 512), "bfloat16": bfloat16}
+    # Of one product: wide, with fewer tokens.
+    float32 = (2048, 2048, 2, 128)
+    assert time_sizes() == {"float32": float32, "bfloat16": (1024, 512, 2, 64)}
     assert time_sizes(block="fp32_cast") == {"float32": float32, "bfloat16": float32}  # its products are
     quick = ("--quick", "--dtype", "float32", "--dtype", "bfloat16")
     assert time_sizes(*quick) == {"float32": (256, 1024, 2, 256), "bfloat16": bfloat16}
@@ -329,7 +422,7 @@ def test_bfloat16_is_timed_at_a_size_that_a_cpu_multiplies_in_seconds(capsys):
 
 def test_sizes_for_times_can_be_chosen_apart_from_those_for_memory(capsys):
     small = ("--dtype", "float32", "--d-model", "64", "--batch", "3")
-    assert time_sizes(*small) == {"float32": (64, 2048, 3, 512)}
+    assert time_sizes(*small) == {"float32": (64, 2048, 3, 128)}
     own = ("--time-d-model", "96", "--time-batch", "1", "--time-sequence", "8")
     assert time_sizes(*small, *own) == {"float32": (96, 2048, 1, 8)}
 
@@ -340,3 +433,49 @@ def test_a_size_for_times_that_are_not_taken_is_refused(capsys):
     assert "--time-d-ff is of times and gradients, and --memory-only takes none" in told
     told = refused(capsys, "--subject", "tree_lstm", "--time-d-ff", "64")
     assert "--time-d-ff is of blocks, and --subject names none of them" in told
+
+
+STUB = """
+calls = []
+
+class {name}:
+    def checkpoint(self, function, x):
+        calls.append(("checkpoint", function.__qualname__))
+        return function(x)
+
+    def discard_output_and_register_recompute(self, hook):
+        calls.append(("discard", tuple(hook.shape)))
+"""
+DISCARDING = {
+    "OLMo-core's output discard": ("olmo_core.nn.output_discard_checkpoint", "OutputDiscardCheckpoint"),
+    "Megatron's output discard": ("megatron.core.tensor_parallel.random", "CheckpointWithoutOutput"),
+}
+
+
+@pytest.fixture
+def _no_stub_stays():
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("olmo_core", "megatron"):
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_no_stub_stays")
+@pytest.mark.parametrize("method", DISCARDING)
+def test_output_discard_of_others_is_what_is_called_around_the_inner_part(method, tmp_path, monkeypatch):
+    """A package that has their names and no more: one that is installed is not asked."""
+    module, name = DISCARDING[method]
+    package = module.partition(".")[0]
+    for known in [known for known in sys.modules if known.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, known)
+    path = tmp_path / f"{module.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(STUB.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert METHODS[method].missing in ("", "needs a CUDA device")
+    work = run.block_task("swiglu", Size(2, d_model=8, d_ff=16, batch=1, sequence=4), scaled=True)
+    after = measure.after_step(work, METHODS[method])
+    assert measure.equality(after, measure.after_step(work, METHODS["plain"])) == (BITWISE, [])
+    calls = sys.modules[module].calls
+    assert calls == [("checkpoint", "SwiGlu.inner"), ("discard", (1, 4, 8))] * 2

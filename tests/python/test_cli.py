@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import retape
-from retape import _bits, _text, cli, demo
+from retape import _bits, _text, cli, demo, doctor
 from retape._gpt import Size
 from retape.bench import overhead, regions, timing
 
@@ -84,12 +85,59 @@ def test_a_misspelt_word_is_refused_with_the_closest_one_there_is(capsys, words,
         (["demo", "--steps", "many"], "--steps"),
         (["demo", "--steps", "0"], "expected at least 1"),
         (["demo", "--width", "30"], "multiple of 4"),
+        (["demo", "--seed", "9" * 20], "expected at most 9223372036854775807"),
         (["bench", "overhead", "--rounds", "0"], "expected at least 1"),
+        (["bench", "overhead", "--rounds", "9" * 20], "expected at most 100000"),
+        (["bench", "check", "--rounds", "0"], "expected at least 1"),
+        (["bench", "check", "--layers", "9" * 20], "expected at most 10000"),
         (["doctor", "--json", "/dev/null/report.json"], "cannot write /dev/null/report.json"),
     ],
 )
 def test_bad_arguments_are_refused_by_name_before_any_work(capsys, words, told):
     assert told in usage_error(capsys, *words)
+
+
+def raising(error: Exception):
+    def run(args, console):
+        raise error
+
+    return run
+
+
+def test_an_error_of_retapes_own_is_one_line_and_no_word_of_gradients(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "run", raising(TypeError("no\x1b[31m such thing\nat all")))
+    assert cli.main(["doctor"]) == _text.Exit.INTERNAL == 70
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    expected = r"\[retape doctor\] internal error: TypeError: no�\[31m such thing \(retape/cli.py:\d+\)"
+    assert re.fullmatch(expected + r"\. RETAPE_DEBUG=1 shows the stack\.\n", err)
+
+
+def test_the_stack_of_an_error_of_retapes_own_is_shown_to_who_asks_for_it(monkeypatch, capsys):
+    monkeypatch.setenv("RETAPE_DEBUG", "1")
+    monkeypatch.setattr(doctor, "run", raising(KeyError("x")))
+    assert cli.main(["doctor"]) == 70
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.rstrip().splitlines()[-1].startswith("[retape doctor] internal error: KeyError: 'x' (")
+
+
+def test_what_a_user_can_mend_is_no_error_of_retapes_own(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "run", raising(retape.UsageError("[check] expected a number")))
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err == "[retape doctor] expected a number\n"
+
+
+def test_a_reader_that_is_gone_is_no_difference_of_gradients():
+    program = "from retape._text import make_console\nfor _ in range(9):\n    make_console().print('x' * 99999)"
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert done.returncode == _text.Exit.UNREAD == 141, done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.name)
@@ -131,6 +179,16 @@ def test_doctor_replays_for_real_and_leaves_its_artefact(capsys):
     assert left["verb"] == "doctor"
     assert left["exit_code"] == 0
     assert left["environment"]["torch"] == torch.__version__
+
+
+def test_doctor_checks_where_it_can_write_nothing_and_says_so(capsys):
+    Path("build").write_text("a file")
+    assert cli.main(["doctor"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "bit-identical" in out and "Everything works." in out
+    assert "No artefact: cannot write build/doctor.json (" in out and "Fix: --json PATH" in out
+    assert "build/report.json (" in usage_error(capsys, "report", "run.json")  # others need theirs
+    assert "build/mine.json (" in usage_error(capsys, "doctor", "--json", "build/mine.json")  # so was it asked for
 
 
 def test_json_to_stdout_is_json_and_nothing_else(capsys):
@@ -258,6 +316,7 @@ def test_interleaving_compares_runs_of_the_same_round():
 def test_a_time_is_lost_to_warm_up_and_the_settings_come_back():
     threads = torch.get_num_threads()
     with timing.quiet_process():
+        assert torch.tensor(1e-38) * 1e-3 == 0
         times = timing.interleave({"eager": lambda: (1, 2)}, "eager", rounds=2, warmup=3)
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == threads

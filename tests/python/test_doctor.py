@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import platform
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import retape
 from retape import _artefact, _text, cli, doctor
 from retape._text import Exit
 
@@ -17,6 +19,7 @@ from retape._text import Exit
 @pytest.fixture(autouse=True)
 def _in_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")  # texts are looked for in one line
 
 
 def test_every_check_passes_here_and_is_printed(capsys):
@@ -24,7 +27,9 @@ def test_every_check_passes_here_and_is_printed(capsys):
     out = capsys.readouterr().out
     result = json.loads(Path("build/doctor.json").read_text())["result"]
     names = [check["name"] for check in result["checks"]]
-    assert names == ["versions", "C++ ABI", "NDEBUG", "CMake package", "gloo", "replay"]
+    assert names == [
+        *("import", "versions", "CMake package", "C++ ABI", "NDEBUG", "gloo", "hooks", "replay")
+    ]
     for check in result["checks"]:
         assert check["code"] == 0
         assert check["found"] in out
@@ -36,7 +41,7 @@ def test_every_check_passes_here_and_is_printed(capsys):
 def test_a_broken_check_is_the_exit_code_and_says_the_fix(monkeypatch, capsys):
     broken = doctor.Check("gloo", "no interface", Exit.RANK, "GLOO_SOCKET_IFNAME=lo")
     missing = doctor.Check("CMake package", "missing", fix="pip install .")
-    monkeypatch.setattr(doctor, "checks", lambda: [broken, missing])
+    monkeypatch.setattr(doctor, "checks", lambda _: [broken, missing])
     assert cli.main(["doctor"]) == Exit.RANK
     out = capsys.readouterr().out
     assert "✗ gloo: no interface. Fix: GLOO_SOCKET_IFNAME=lo" in out
@@ -56,6 +61,42 @@ def test_versions_must_fit(given, code):
     check = doctor.versions(*given)
     assert check.code is code
     assert bool(check.fix) is bool(code)
+
+
+def test_a_check_that_raises_is_a_failed_one_and_the_others_go_on(monkeypatch, capsys):
+    def fail():
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr(doctor, "gloo", fail)
+    monkeypatch.setattr(doctor, "_versions_that_run", fail)
+    assert cli.main(["doctor"]) == Exit.USAGE
+    out = capsys.readouterr().out
+    for name in ("gloo", "versions"):
+        assert f"✗ {name}: ZeroDivisionError: of all things. Fix: pip install ." in out
+    assert "gradient bit-identical" in out
+
+
+def test_a_core_that_is_not_what_was_installed_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.0.9")
+    check = doctor.checks()[1]
+    assert (check.name, check.code) == ("versions", Exit.USAGE)
+    assert check.found == f"installed as 0.0.9, C++ part {retape.__version__}"
+
+
+def test_hooks_that_nobody_asks_are_told():
+    with retape.eager():  # autograd saves as it always does
+        check = doctor.hooks()
+    assert check.code is Exit.VACUOUS
+    assert check.found == "autograd saves without asking Retape"
+    assert doctor.hooks().code is Exit.OK
+
+
+def test_pythons_own_hooks_that_are_not_called_are_told(monkeypatch):
+    unused = contextlib.nullcontext()
+    monkeypatch.setattr(torch.autograd.graph, "saved_tensors_hooks", lambda *_: unused)
+    check = doctor.hooks()
+    assert check.code is Exit.VACUOUS
+    assert "Python's own were called 0 times" in check.found
 
 
 def test_an_abi_that_is_not_torchs_is_told(tmp_path):

@@ -73,7 +73,7 @@ def test_the_python_of_the_checkpoint_page_on_rows_runs_in_slices(capsys):
 
 
 def test_the_python_of_the_bench_page_tells_the_memory_of_a_step_that_nobody_waits_for(capsys):
-    (block,) = blocks((ROOT / "docs/bench.md").read_text(encoding="utf-8"), "python")
+    _, block = blocks((ROOT / "docs/bench.md").read_text(encoding="utf-8"), "python")
     exec(compile(block, "bench.md", "exec"), {})
     gib, tflop = map(float, re.findall(r"[\d.]+", capsys.readouterr().out))
     assert gib > 4  # parameters and their gradients alone

@@ -14,6 +14,7 @@ from retape.bench import measure, run
 from retape.bench.blocks import Size
 from retape.bench.methods import METHODS
 from retape.bench.models import MODELS
+from retape.bench.report.timeline import KINDS, allocations
 from retape.bench.result import Event
 
 
@@ -185,6 +186,20 @@ def test_ops_have_the_names_that_people_know(method: str, dry: bool) -> None:
         names = {event.op for event in made.events}
         assert not [name for name in names if "::" in name and not name.startswith("aten::")], names
         assert not any("evaluate_function" in name for name in names)
+
+
+def test_what_a_scope_forgets_is_dropped_in_forward_and_what_plain_keeps_is_kept() -> None:
+    def bytes_of(method: str) -> dict[str, int]:
+        events = events_in(method)
+        total = dict.fromkeys(KINDS, 0)
+        for each in allocations(events):
+            total[KINDS[each.kind]] += events[each.event].bytes
+        return total
+
+    plain, full = bytes_of("plain"), bytes_of("retape full")
+    assert full["passing"] > plain["passing"]
+    assert full["kept"] < plain["kept"]
+    assert full["passing"] + full["kept"] == plain["passing"] + plain["kept"]
 
 
 def test_what_is_replayed_is_no_gradients_node() -> None:

@@ -7,7 +7,9 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,9 @@ def test_both_languages_compute_the_same_bits(references: dict[str, tuple[Ended,
     assert_same_run(references["cpp"][1], references["python"][1])
 
 
+HUGE = "99999999999999999999"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -92,6 +97,18 @@ def test_both_languages_compute_the_same_bits(references: dict[str, tuple[Ended,
         (["--steps", "many"], "--steps: expected a whole number, got 'many'"),
         (["--steps", "0"], "--steps: expected at least 1, got 0"),
         (["--steps"], "--steps: expected one argument"),
+        (["--steps", HUGE], f"--steps: expected at most 9223372036854775807, got {HUGE}"),
+        (["--steps", f"-{HUGE}"], f"--steps: expected at least 1, got -{HUGE}"),
+        (["--seed", HUGE], f"--seed: expected at most 9223372036854775807, got {HUGE}"),
+        (["--layers", HUGE], f"--layers: expected at most 10000, got {HUGE}"),
+        (["--width", "1000001"], "--width: expected at most 1000000, got 1000001"),
+        (["--threads", "1025"], "--threads: expected at most 1024, got 1025"),
+        (
+            ["--memory-limit", "99999999999GiB"],
+            "--memory-limit: expected at most 1000000000000000 bytes, got '99999999999GiB'",
+        ),
+        (["--memory-limit", "9" * 400], "--memory-limit: expected at most 1000000000000000 bytes, got '999"),
+        (["--text", "/"], "--text: cannot read / (Is a directory)"),
         (["--width", "30"], "--width: expected a multiple of 4 (--heads), got 30"),
         (["--lr", "0"], "--lr: expected a number above 0 and below 10, got '0'"),
         (["--dropout", "1"], "--dropout: expected a number from 0 and below 1, got '1'"),
@@ -138,6 +155,20 @@ def test_sizes_and_numbers_as_text() -> None:
     ]
 
 
+def test_an_interrupted_run_says_where_it_can_go_on(tmp_path: Path) -> None:
+    words = [*TINY, "--steps", 10_000, "--save-every", 3, "--out", tmp_path]
+    # What a shell starts in the background ignores Ctrl-C, and so does what that starts.
+    process = PYTHON.start(*words, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+    seen = b"".join(process.stderr.readline() for _ in range(5))
+    process.send_signal(signal.SIGINT)
+    seen += process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 130
+    assert f"--resume goes on after step {step_of(tmp_path)}" in seen.decode()
+    assert step_of(tmp_path) >= 3
+    assert "Traceback" not in seen.decode()
+
+
 def test_json_to_standard_output_is_json_and_nothing_else(program: Program, tmp_path: Path) -> None:
     ended = program.run(*TINY, "--steps", 2, "--out", tmp_path, "--json", "-", "--quiet")
     left = json.loads(ended.out)
@@ -176,7 +207,7 @@ def test_on_a_terminal_there_is_one_live_line(program: Program, tmp_path: Path) 
 # By layers. Plain, MOST is the largest that fits into the limit; LARGE has three times its parameters.
 PARAMETERS = {5: 262_592, 6: 312_576, 16: 812_416}
 MOST, MORE, LARGE = PARAMETERS
-LIMIT = "90MiB"
+LIMIT = "95MiB"
 
 
 @pytest.mark.parametrize(
@@ -197,6 +228,41 @@ def test_a_model_three_times_as_large_fits_into_the_same_hard_limit(
         assert step_of(tmp_path) == 2
     else:
         assert ended.code == Exit.BUDGET
-        told = "out of memory at step 1: --memory-limit is 90.0 MiB, policy none."
+        told = "out of memory at step 1: --memory-limit is 95.0 MiB, policy none."
         assert f"{told} Fix: try --policy full." in ended.err
         assert not saved(tmp_path).exists()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"\| `--layers (\d+)` \| ([\d,]+) \| (\d+) MiB \| (\d+) MiB \| (\d+) MiB \|")
+CELLS = [
+    (int(layers), int(count.replace(",", "")), policy, int(limit))
+    for layers, count, *limits in ROW.findall((ROOT / "docs/train.md").read_text())
+    for policy, limit in zip(("none", "cheap", "full"), limits, strict=True)
+]
+# Python takes seconds to start: one row of it.
+RUNS = [(CPP, *cell) for cell in CELLS] + [(PYTHON, *cell) for cell in CELLS if cell[0] == 4]
+
+
+def test_the_page_has_two_models_of_limits() -> None:
+    assert len(CELLS) == 6
+
+
+@pytest.mark.parametrize(
+    ("program", "layers", "count", "policy", "limit"),
+    RUNS,
+    ids=[f"{program.name} {layers} {policy}" for program, layers, _, policy, _ in RUNS],
+)
+def test_limits_of_the_page_are_the_smallest_to_7_percent_or_4_mib(
+    program: Program, layers: int, count: int, policy: str, limit: int, tmp_path: Path
+) -> None:
+    words = f"--width 64 --context 64 --batch 32 --steps 2 --layers {layers} --policy {policy}".split()
+    # What malloc has free when the limit begins does not count, and is a MiB or two, whatever the limit.
+    about = max(0.07 * limit, 4)
+    for mib, code in ((limit - about, Exit.BUDGET), (limit + about, Exit.OK)):
+        out = tmp_path / str(mib)
+        limit_words = ["--memory-limit", f"{mib:.2f}MiB", "--out", out]
+        ended = built(program).in_process(*words, *limit_words, environment={"MKL_DISABLE_FAST_MM": "1"})
+        assert ended.code == code, ended.err
+        result = json.loads((out / "report.json").read_text())["result"]
+        assert result["parameters"] == count

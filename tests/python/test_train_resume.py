@@ -25,6 +25,7 @@ from tests.python.training import (
     Program,
     assert_continues,
     assert_same_run,
+    beside_saved,
     built,
     program,
     references,
@@ -56,7 +57,7 @@ def start_with_a_short_pipe(program: Program, *words: object) -> subprocess.Pope
     return process
 
 
-@pytest.mark.parametrize("moment", ["after a line", "while it saves"])
+@pytest.mark.parametrize("moment", ["after a line", "about when it saves"])
 def test_killed_at_any_moment_it_goes_on_to_the_last_bit(
     program: Program,
     moment: str,
@@ -67,7 +68,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_last_bit(
     expected, folder = references[program.name]
     words = [*TINY, "--steps", STEPS, "--out", tmp_path, "--resume"]
     words += ["--save-every", 3 if moment == "after a line" else 1]
-    beside = tmp_path / "run.safetensors.tmp"
+    beside = beside_saved(tmp_path)
     dice = random.Random(moment)
     rounds = 6 if program is CPP else 2
     kills = 0
@@ -75,7 +76,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_last_bit(
         after = step_of(tmp_path)
         process = start_with_a_short_pipe(program, *words)
         seen = read_lines(process, 1 if number == 0 else dice.randrange(1, 12))
-        if moment == "while it saves":
+        if moment == "about when it saves":
             while not beside.exists() and process.poll() is None:
                 pass
         ended = kill(process, seen)
@@ -90,6 +91,57 @@ def test_killed_at_any_moment_it_goes_on_to_the_last_bit(
     assert_continues(ended, expected.losses, after)
     assert after + len(ended.losses) == STEPS
     assert_same_run(tmp_path, folder)
+
+
+@pytest.mark.parametrize("moment", ["half-written", "before-rename", "after-rename"])
+def test_killed_within_a_save_it_goes_on_from_a_whole_one(
+    program: Program, moment: str, references: dict[str, tuple[Ended, Path]], tmp_path: Path
+) -> None:
+    """RETAPE_TRAIN_KILL: the process sends itself SIGKILL at that moment of that save."""
+    expected, _ = references[program.name]
+    words = [*TINY, "--steps", 12, "--save-every", 3, "--out", tmp_path, "--resume"]
+    ended = program.in_process(*words, environment={"RETAPE_TRAIN_KILL": f"{moment}:9"})
+    assert ended.code == -signal.SIGKILL, ended.err
+    assert_continues(ended, expected.losses, after=0)
+    assert list(ended.losses)[-1] == 9
+    whole, beside = saved(tmp_path).stat().st_size, beside_saved(tmp_path)
+    if moment == "after-rename":
+        assert not beside.exists()
+    else:
+        written = beside.stat().st_size
+        assert 0 < written < whole if moment == "half-written" else written == whole
+    after = 9 if moment == "after-rename" else 6
+    assert step_of(tmp_path) == after
+    ended = program.run(*words)
+    assert ended.code == 0, ended.err
+    assert f"Going on after step {after}." in ended.err
+    assert_continues(ended, expected.losses, after)
+    assert step_of(tmp_path) == 12
+    assert not beside.exists()
+
+
+def test_killed_within_its_first_save_it_begins_again(
+    program: Program, references: dict[str, tuple[Ended, Path]], tmp_path: Path
+) -> None:
+    expected, _ = references[program.name]
+    words = [*TINY, "--steps", 4, "--save-every", 2, "--out", tmp_path, "--resume"]
+    ended = program.in_process(*words, environment={"RETAPE_TRAIN_KILL": "before-rename:2"})
+    assert ended.code == -signal.SIGKILL, ended.err
+    assert beside_saved(tmp_path).exists() and not saved(tmp_path).exists()
+    ended = program.run(*words)
+    assert "from the start." in ended.err
+    assert_continues(ended, expected.losses, after=0)
+    assert len(ended.losses) == 4
+
+
+def test_what_a_kill_has_left_is_removed_where_nothing_is_to_be_done(
+    program: Program, small_run: Path, tmp_path: Path
+) -> None:
+    shutil.copy(saved(small_run), saved(tmp_path))
+    beside_saved(tmp_path).write_bytes(b"half of a save")
+    ended = program.run(*TINY, "--steps", 1, "--out", tmp_path, "--resume")
+    assert "Nothing to do" in ended.out
+    assert not beside_saved(tmp_path).exists()
 
 
 def limited_file_size(bytes_: int):
@@ -111,7 +163,7 @@ def test_ended_in_the_middle_of_a_write_the_save_before_it_is_whole(
     ended = program.in_process(*words, "--steps", 8, preexec_fn=half)
     if program is CPP:
         assert ended.code == -signal.SIGXFSZ
-        assert saved(tmp_path).with_name("run.safetensors.tmp").stat().st_size == len(before) // 2
+        assert beside_saved(tmp_path).stat().st_size == len(before) // 2
     else:  # Python ignores that signal: an error of the write
         assert ended.code == Exit.USAGE
         assert "cannot write" in ended.err

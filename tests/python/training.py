@@ -52,11 +52,13 @@ class Program:
             **more,
         )
 
-    def in_process(self, *words: object, **more: object) -> Ended:
+    def in_process(
+        self, *words: object, environment: dict[str, str] | None = None, **more: object
+    ) -> Ended:
         """In a process of its own."""
         done = subprocess.run(
             [*self.command, *map(str, words)],
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **(environment or {})},
             capture_output=True,
             text=True,
             check=False,
@@ -89,6 +91,11 @@ def built(program: Program) -> Program:
 
 def saved(folder: Path) -> Path:
     return folder / "run.safetensors"
+
+
+def beside_saved(folder: Path) -> Path:
+    """What a save is written to before it has its name."""
+    return folder / "run.safetensors.tmp"
 
 
 def assert_same_run(one: Path, other: Path) -> None:

@@ -44,15 +44,20 @@ inline std::string printed_bytes(double bytes) {
   return bytes >= kKiB ? printed("%.1f KiB", bytes / kKiB) : printed("%.0f B", bytes);
 }
 
-inline int64_t whole_number(const std::string& option, const std::string& text, int64_t least) {
+inline int64_t whole_number(
+    const std::string& option, const std::string& text, int64_t least, int64_t most = INT64_MAX) {
   char* end = nullptr;
   errno = 0;
   const long long number = std::strtoll(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || errno != 0) {
+  if (text.empty() || *end != '\0') {
     throw Refused(option + ": expected a whole number, got '" + text + "'");
   }
-  if (number < least) {
+  const bool beyond = errno == ERANGE;  // then the number is the one that is closest
+  if (number < least || (beyond && number < 0)) {
     throw Refused(option + ": expected at least " + std::to_string(least) + ", got " + text);
+  }
+  if (number > most || beyond) {
+    throw Refused(option + ": expected at most " + std::to_string(most) + ", got " + text);
   }
   return number;
 }
@@ -70,6 +75,8 @@ inline double real_number(
   }
   return number;
 }
+
+constexpr double kMostBytes = 1e15;
 
 // "268435456", "256MiB", "1.5 GiB".
 inline int64_t size_in_bytes(const std::string& option, const std::string& text) {
@@ -89,8 +96,11 @@ inline int64_t size_in_bytes(const std::string& option, const std::string& text)
     factor = 1 << 30;
   }
   const double bytes = number * factor;
-  if (!digit || !(bytes >= 1) || bytes > 1e15) {
+  if (!digit || !(bytes >= 1)) {
     throw Refused(option + ": expected a size like 256MiB (B, KiB, MiB or GiB), got '" + text + "'");
+  }
+  if (bytes > kMostBytes) {
+    throw Refused(option + ": expected at most " + printed("%.0f", kMostBytes) + " bytes, got '" + text + "'");
   }
   return static_cast<int64_t>(bytes);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "numbers.h"
+#include "spelling.h"
 
 #include <algorithm>
 #include <functional>
@@ -28,37 +29,6 @@ struct Option {
   std::function<void(Options&, const std::string&)> set;
 };
 
-// How many letters to put in, leave out or change to get from one word to the other.
-inline size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) {
-    row[j] = j;
-  }
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
-    }
-  }
-  return row[b.size()];
-}
-
-inline std::string offer(const std::string& word, const std::vector<std::string>& known) {
-  const auto closest = *std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
-    return distance(word, a) < distance(word, b);
-  });
-  if (2 * distance(word, closest) <= word.size()) {
-    return "Did you mean " + closest + "?";
-  }
-  std::string all = "There is: ";
-  for (const auto& name : known) {
-    all += (name == known.front() ? "" : ", ") + name;
-  }
-  return all + ".";
-}
-
 inline std::string policy_named(const std::string& word) {
   const std::vector<std::string> known{"none", "cheap", "full"};
   if (std::find(known.begin(), known.end(), word) == known.end()) {
@@ -68,9 +38,12 @@ inline std::string policy_named(const std::string& word) {
 }
 
 inline const std::vector<Option>& all_options() {
-  const auto count = [](const char* name, const char* help, int64_t Options::*field, int64_t least) {
+  // What no model is meant to have more of: a slip of the finger is told at once. As in Python.
+  constexpr int64_t kLayers = 10'000, kSize = 1'000'000, kThreads = 1024;
+  const auto count = [](const char* name, const char* help, int64_t Options::*field, int64_t least,
+                        int64_t most = INT64_MAX) {
     return Option{name, "N", help, [=](Options& options, const std::string& word) {
-                    options.*field = whole_number(name, word, least);
+                    options.*field = whole_number(name, word, least, most);
                   }};
   };
   const auto word = [](const char* name, const char* value, const char* help, std::string Options::*field) {
@@ -79,26 +52,26 @@ inline const std::vector<Option>& all_options() {
                   }};
   };
   static const std::vector<Option> options{
-      {"--policy", "NAME", "none (plain autograd), cheap or full (full)",
+      {"--policy", "NAME", "none: plain autograd; cheap: what is cheap is replayed, no product of matrices; full: all is (full)",
        [](Options& o, const std::string& w) { o.policy = policy_named(w); }},
-      count("--layers", "blocks of the transformer (4)", &Options::layers, 1),
-      count("--width", "of the residual stream (64)", &Options::width, 1),
-      count("--heads", "of attention (4)", &Options::heads, 1),
-      count("--context", "characters that the model sees (64)", &Options::context, 1),
-      count("--batch", "windows in a step (8)", &Options::batch, 1),
+      count("--layers", "blocks of the transformer (4)", &Options::layers, 1, kLayers),
+      count("--width", "of the residual stream (64)", &Options::width, 1, kSize),
+      count("--heads", "of attention (4)", &Options::heads, 1, kSize),
+      count("--context", "characters that the model sees (64)", &Options::context, 1, kSize),
+      count("--batch", "windows in a step (8)", &Options::batch, 1, kSize),
       {"--dropout", "P", "share of values that are dropped out (0.1)",
        [](Options& o, const std::string& w) { o.dropout = real_number("--dropout", w, true, 1); }},
       count("--steps", "to train, from the very start (100)", &Options::steps, 1),
       count("--seed", "of weights, dropout and the order of the text (0)", &Options::seed, 0),
       {"--lr", "RATE", "AdamW's learning rate (0.001)",
        [](Options& o, const std::string& w) { o.lr = real_number("--lr", w, false, 10); }},
-      count("--threads", "of torch; another number may round otherwise (1)", &Options::threads, 1),
+      count("--threads", "of torch; another number may round otherwise (1)", &Options::threads, 1, kThreads),
       word("--text", "FILE", "to learn from (a text of the repository)", &Options::text),
       word("--out", "FOLDER", "where the run is saved (build/train)", &Options::out),
       count("--save-every", "steps between saves, 0: at the end only (10)", &Options::save_every, 0),
-      {"--resume", "", "go on with the run that is saved in FOLDER",
+      {"--resume", "", "go on with the run that is saved in FOLDER; from the start if none is",
        [](Options& o, const std::string&) { o.resume = true; }},
-      {"--memory-limit", "BYTES", "hard limit on what the process may allocate: 256MiB",
+      {"--memory-limit", "BYTES", "hard limit on what the process may allocate: 256MiB (none)",
        [](Options& o, const std::string& w) { o.memory_limit = size_in_bytes("--memory-limit", w); }},
       {"--quiet", "", "no progress", [](Options& o, const std::string&) { o.quiet = true; }},
       word("--json", "PATH", "where the JSON artefact goes, - for standard output (FOLDER/report.json)",

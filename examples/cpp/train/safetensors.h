@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <sstream>
 #include <string>
@@ -97,9 +98,19 @@ class SafetensorsFile {
   uint64_t data_ = 0;
 };
 
+// Where a file is written before it has its name.
+inline std::string beside_of(const std::string& path) {
+  return path + ".tmp";
+}
+
 // At every moment `path` is what it was before or what it is after, on the disk too: written beside
-// it, synced, renamed, and the folder synced. Tensors are contiguous and are not copied.
-inline void write_safetensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata) {
+// it, synced, renamed, and the folder synced. Tensors are contiguous and are not copied. `reached` is told
+// how far it is: "half-written", "before-rename", "after-rename".
+inline void write_safetensors(
+    const std::string& path,
+    const NamedTensors& tensors,
+    const Metadata& metadata,
+    const std::function<void(const char*)>& reached = [](const char*) {}) {
   std::ostringstream json;
   json << "{\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
@@ -123,20 +134,26 @@ inline void write_safetensors(const std::string& path, const NamedTensors& tenso
     length[i] = static_cast<unsigned char>(header.size() >> (8 * i));
   }
 
-  const std::string beside = path + ".tmp";
+  const auto beside = beside_of(path);
   {
     Descriptor file(beside, O_WRONLY | O_CREAT | O_TRUNC);
     file.write(length, sizeof(length));
     file.write(header.data(), header.size());
-    for (const auto& [name, tensor] : tensors) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto& [name, tensor] = tensors[i];
       TORCH_CHECK(tensor.is_contiguous(), name, " is not contiguous");
+      if (i == tensors.size() / 2) {
+        reached("half-written");
+      }
       file.write(tensor.const_data_ptr(), tensor.nbytes());
     }
     file.sync();
   }
+  reached("before-rename");
   if (std::rename(beside.c_str(), path.c_str()) != 0) {
     refuse_errno("cannot rename " + beside);
   }
+  reached("after-rename");
   const auto folder = std::filesystem::path(path).parent_path().string();
   Descriptor(folder.empty() ? "." : folder, O_RDONLY | O_DIRECTORY).sync();
 }

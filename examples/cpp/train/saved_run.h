@@ -11,6 +11,8 @@
 #include <sys/file.h>
 #include <torch/version.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -30,6 +32,15 @@ inline Metadata settings(const Options& options, const Text& text) {
       {"threads", std::to_string(options.threads)},
       {"text", text.digest()},
   };
+}
+
+// For tests, which cannot hit such a moment from outside: with RETAPE_TRAIN_KILL=before-rename:30 in the
+// environment the process is killed at that moment (of write_safetensors) of the save of step 30.
+inline void kill_if_told(const std::string& moment, int64_t step) {
+  const char* told = std::getenv("RETAPE_TRAIN_KILL");
+  if (told != nullptr && told == moment + ":" + std::to_string(step)) {
+    std::raise(SIGKILL);
+  }
 }
 
 class SavedRun {
@@ -56,7 +67,13 @@ class SavedRun {
     auto tensors = of(adamw);
     tensors.emplace_back("generator", at::detail::getDefaultCPUGenerator().get_state());
     tensors.emplace_back("alphabet", alphabet_);
-    write_safetensors(path_, tensors, metadata);
+    write_safetensors(path_, tensors, metadata, [&](const char* moment) { kill_if_told(moment, step); });
+  }
+
+  // What a run that was killed within a save may have left. Only for who has the lock of the folder.
+  void remove_half_saved() const {
+    std::error_code ignored;  // the next save writes over it
+    std::filesystem::remove(beside_of(path_), ignored);
   }
 
   // The step it was saved after. Nothing has changed if it throws for the settings or the file.

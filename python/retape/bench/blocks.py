@@ -1,7 +1,7 @@
 """The six blocks: what peers wrap is `inner`, and `outer` is what consumes it.
 
-A stack of N of them ends in y.square().mean(). The last Linear of each is scaled so that a block's
-output has unit deviation: with torch's own initialisation, gradients through eight swiglu layers are
+A stack of N of them ends in y.square().mean(). The last Linear of each is scaled so that its output has
+unit deviation: with torch's own initialisation, gradients through eight swiglu layers are
 exactly zero, and to compare those proves nothing.
 """
 
@@ -39,6 +39,7 @@ class Block(nn.Module):
 
     title = ""
     multiplies = ""  # the dtype of its products, where that is not the size's
+    has_one_product = False
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -64,6 +65,7 @@ class Block(nn.Module):
 
 class Fp32Cast(Block):
     title = "linear_fp32([x.float()]).to(dtype)"
+    has_one_product = True
     multiplies = "float32"
 
     def __init__(self, size: Size) -> None:
@@ -117,6 +119,7 @@ class SwiGlu(Block):
 
 class RmsNorm(Block):
     title = "linear([rms_norm(x)]) + x"
+    has_one_product = True
 
     def __init__(self, size: Size) -> None:
         super().__init__(size)
@@ -132,6 +135,7 @@ class RmsNorm(Block):
 
 class Fp32Softmax(Block):
     title = "proj([softmax(x.float())].to(dtype))"
+    has_one_product = True
 
     def __init__(self, size: Size) -> None:
         super().__init__(size)
@@ -164,7 +168,8 @@ def make_input(size: Size) -> torch.Tensor:
 
 
 def scale(stack: nn.ModuleList, x: torch.Tensor) -> None:
-    """Unit deviation behind every block."""
+    """Unit deviation behind every block. Of rms_norm, of what it adds to its input: the sum grows from
+    layer to layer, as a residual stream does, and no weight of one block can keep it from that."""
     with torch.no_grad():
         for block in stack:
             before = block(x) - (x if isinstance(block, RmsNorm) else 0)
@@ -190,5 +195,5 @@ class BlockTask(ModuleTask):
         self.y = apply(self.layers, self.x)
         return loss_of(self.y)
 
-    def resident(self) -> int:
-        return super().resident() - self.x.nbytes + self.y.nbytes  # the input is held, the output is not
+    def resident(self, live: int) -> int:
+        return super().resident(live) - self.x.nbytes + self.y.nbytes  # the input is held, the output is not

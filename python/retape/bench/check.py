@@ -11,6 +11,8 @@ import torch
 
 import retape
 from retape._gpt import GPT, Size, Sums
+from retape._numbers import LAYERS, ROUNDS, whole_number
+from retape._table import Column, fitted, leaving_out
 from retape._text import Exit, format_seconds, format_spread
 from retape.bench.timing import (
     Phases,
@@ -27,11 +29,15 @@ if TYPE_CHECKING:
 
 POLICIES = ("full", "cheap")
 INTERVALS = (1, 10, 100, 1000)
+_CAPTION = (
+    "Checked: a checked step's time over that of one that is not. 1 in N: the mean of all steps, with RETAPE_CHECK=N."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=15, help="timings of each (%(default)s)")
-    parser.add_argument("--layers", type=int, default=4, help="of the model (%(default)s)")
+    rounds, layers = whole_number(1, ROUNDS), whole_number(1, LAYERS)
+    parser.add_argument("--rounds", type=rounds, metavar="N", default=15, help="timings of each (%(default)s)")
+    parser.add_argument("--layers", type=layers, metavar="N", default=4, help="of the model (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 rounds of 1 layer")
 
 
@@ -73,31 +79,32 @@ def measure(layers: int, rounds: int) -> dict[str, dict[str, Times]]:
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     args.environment = environment
     layers, rounds = (1, 3) if args.quick else (args.layers, args.rounds)
     measured = measure(layers, rounds)
-    table = Table(title=f"A step of a GPT with {layers} layers, checked", box=SIMPLE)
-    table.add_column("policy")
-    table.add_column("step", justify="right")
-    table.add_column("checked step, ratio", justify="right")
-    for n in INTERVALS[1:]:
-        table.add_column(f"RETAPE_CHECK={n}", justify="right")
-    rows = []
-    for policy, times in measured.items():
-        ratio = times["on"].ratio()[1]
-        means = {str(n): 1 + (ratio - 1) / n for n in INTERVALS}
-        table.add_row(
-            policy,
-            format_seconds(times["off"].median_ns() / 1e9),
-            format_spread(times["on"].ratios),
-            *(f"{means[str(n)]:.4f}" for n in INTERVALS[1:]),
-        )
-        rows.append({"policy": policy, "ratio": ratio, "mean_ratio": means})
-    console.print(table)
+    ratios = {policy: times["on"].ratio()[1] for policy, times in measured.items()}
+    rows = [
+        {"policy": policy, "ratio": ratio, "mean_ratio": {str(n): 1 + (ratio - 1) / n for n in INTERVALS}}
+        for policy, ratio in ratios.items()
+    ]
+    _print(rows, measured, layers, console)
     warnings = noise_warnings([each["on"] for each in measured.values()])
     for warning in warnings:
-        console.print(f"[yellow]{warning}[/]")
+        console.print(warning, style="yellow", markup=False)
     return Exit.OK, {"layers": layers, "rounds": rounds, "rows": rows, "warnings": warnings}
+
+
+def _print(
+    rows: list[dict[str, Any]], measured: dict[str, dict[str, Times]], layers: int, console: Console
+) -> None:
+    times = list(measured.values())
+    columns = [
+        Column("policy", [row["policy"] for row in rows], justify="left"),
+        Column("step", [format_seconds(each["off"].median_ns() / 1e9) for each in times]),
+        Column("checked", [format_spread(each["on"].ratios) for each in times]),
+        *(Column(f"1 in {n}", [f"{row['mean_ratio'][str(n)]:.4f}" for row in rows]) for n in INTERVALS[1:]),
+    ]
+    layouts = leaving_out(columns, ("1 in 10", "1 in 1000", "step"))
+    title = f"A step of a GPT with {layers} layer{'s' * (layers != 1)}, checked"
+    console.print(fitted(layouts, console, lambda layout: _CAPTION, title=title))
+    console.print()

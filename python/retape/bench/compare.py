@@ -2,7 +2,7 @@
 
 Rows are matched by subject (`Subject.key`), method and what it is wrapped around. Bytes are exact: more
 than the limit is a regression. Times are judged by their quartiles too: where those of the two runs
-overlap, nobody can tell, and a warning says so instead.
+overlap, nobody can tell, and a warning says so instead. A rule that cannot tell of any row proves nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +12,33 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retape import UsageError
 from retape._artefact import FORMAT
+from retape._table import Column, fitted, leaving_out
 from retape._text import Exit, format_bytes, format_seconds, offer, printable
 from retape.bench import cells
-from retape.bench.result import BITWISE, CLOSE, DIFFERENT, Row, Run, Spread, Subject, run_from
+from retape.bench.result import (
+    BITWISE,
+    CLOSE,
+    DIFFERENT,
+    Row,
+    Run,
+    Spread,
+    Subject,
+    WrongType,
+    run_from,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 BETTER, SAME, NOISY, REGRESSION = "better", "same", "too noisy to judge", "regression"
 _BITS = (BITWISE, CLOSE, DIFFERENT)
-
+PLAIN = "plain"  # the method
 
 # Metric, before, after, share, verdict: what a Change is made of.
 Judged = tuple[str, str, str, float | None, str]
@@ -103,11 +114,20 @@ class Comparison:
         judged = {change.metric for change in self.changes}
         return [rule for rule in self.rules if rule.metric not in judged]
 
+    def unclear(self) -> list[Rule]:
+        """Those that found every row of a method too noisy. Times of plain are the machine's."""
+
+        def found(rule: Rule) -> set[str]:
+            of_plain = PLAIN if METRICS[rule.metric].timed else None
+            return {c.verdict for c in self.changes if c.metric == rule.metric and c.method != of_plain}
+
+        return [rule for rule in self.rules if found(rule) == {NOISY}]
+
     def exit_code(self) -> Exit:
-        """What --fail ends with. Nothing compared, by any one of its rules, is nothing proved."""
+        """What --fail ends with. Nothing judged, by any one of its rules, is nothing proved."""
         if self.of(REGRESSION):
             return Exit.REGRESSION
-        return Exit.VACUOUS if self.unjudged() or not self.compared else Exit.OK
+        return Exit.VACUOUS if self.unjudged() or self.unclear() or not self.compared else Exit.OK
 
 
 def parse_rules(words: Sequence[str]) -> list[Rule]:
@@ -142,15 +162,43 @@ def load(path: str) -> Baseline:
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
         raise UsageError(f"{path}: expected the format {FORMAT!r}, got {found!r}")
+    result = content.get("result")
+    if not isinstance(result, dict) or not isinstance(result.get("subjects"), list):
+        raise UsageError(
+            f"{path} is of `retape {content.get('verb')}`, which has no subjects and rows to compare. "
+            "Fix: give the artefact of a bench of blocks or models."
+        )
     try:
         command = str(content.get("command", ""))
-        return Baseline(run_from(content["result"]), dict(content["environment"]), command)
-    except (LookupError, TypeError, ValueError, AttributeError):
-        verb = content.get("verb")
+        if not isinstance(content["environment"], dict):
+            raise WrongType(f"{type(content['environment']).__name__} as 'environment'")
+        return Baseline(run_from(result), content["environment"], command)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"{path} is of `retape {verb}`, which has no subjects and rows to compare. "
-            "Fix: give the artefact of a bench of blocks or models."
+            f"{path}: expected subjects and rows as this version of Retape writes them, got "
+            f"{_unknown_fields(result) or _unreadable(error)}. "
+            "Fix: use the version that wrote it, or run that bench again."
         ) from None
+
+
+def _unreadable(error: Exception) -> str:
+    if isinstance(error, WrongType):
+        return printable(str(error))
+    return f"no field {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+
+
+def _unknown_fields(result: dict[str, Any]) -> str:
+    """Of subjects and rows that could not be read: what a newer version may have put there."""
+    subjects = [each for each in result["subjects"] if isinstance(each, dict)]
+    rows = [row for each in subjects for row in each.get("rows") or [] if isinstance(row, dict)]
+    unknown = {
+        f"{name!r} of a {kind.__name__.lower()}": None
+        for kind, found in ((Subject, subjects), (Row, rows))
+        for each in found
+        for name in each
+        if name not in {known.name for known in fields(kind)}
+    }
+    return f"an unknown field: {', '.join(unknown)}" if unknown else ""
 
 
 def compare(old: Baseline, new: Baseline, rules: Sequence[Rule] = SHOWN) -> Comparison:
@@ -178,6 +226,9 @@ def compare(old: Baseline, new: Baseline, rules: Sequence[Rule] = SHOWN) -> Comp
     found.warnings += [
         f"{rule} judged no row: expected one with a {rule.metric} in both runs, got none"
         for rule in found.unjudged()
+    ]
+    found.warnings += [
+        f"{rule} judged no row clearly: every one is too noisy, which is no proof" for rule in found.unclear()
     ]
     return found
 
@@ -294,31 +345,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def print_comparison(found: Comparison, console: Console) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+_STYLES = {REGRESSION: "bold red", NOISY: "yellow", BETTER: "green", SAME: "dim"}
 
-    styles = {REGRESSION: "bold red", NOISY: "yellow", BETTER: "green", SAME: "dim"}
-    shown = [change for change in found.changes if change.verdict != SAME]
-    if shown:
-        table = Table(box=SIMPLE_HEAD, title="beside the old run", title_style="bold", pad_edge=False)
-        for name in ("subject", "method", "what", "old", "new", "change", "verdict"):
-            right = name in ("old", "new", "change")
-            table.add_column(name, justify="right" if right else "left")
-        for change in shown:
-            share = "" if change.share is None else f"{change.share:+.1%}"
-            row = (change.subject, change.method, change.metric, change.before, change.after, share)
-            verdict = Text(change.verdict, style=styles[change.verdict])
-            table.add_row(*(Text(printable(cell)) for cell in row), verdict)
-        console.print(table)
+
+def print_comparison(found: Comparison, console: Console) -> None:
+    if shown := [change for change in found.changes if change.verdict != SAME]:
+        layouts = leaving_out(_columns(shown), ("old", "new"))
+        console.print(fitted(layouts, console, title="beside the old run", title_style="bold"))
+        console.print()
     limits = ", ".join(f"{rule.metric} {rule.limit * 100:g} %" for rule in found.rules)
     counts = ", ".join(f"{len(found.of(v))} {v}" for v in (REGRESSION, NOISY, BETTER, SAME) if found.of(v))
     worst = next((v for v in (REGRESSION, NOISY) if found.of(v)), BETTER)
     console.print(
         f"{found.compared} row{'s' * (found.compared != 1)} compared (limits: {limits}){': ' + counts if counts else ''}",
-        style=styles[worst],
+        style=_STYLES[worst],
         markup=False,
     )
     for warning in found.warnings:
         console.print(f"Warning: {printable(warning)}", style="yellow", markup=False)
+
+
+def _columns(changes: Sequence[Change]) -> list[Column]:
+    from rich.text import Text
+
+    def names(name: str, texts: Sequence[str]) -> Column:
+        return Column(name, [printable(text) for text in texts], justify="left", least=0)
+
+    return [
+        names("subject", [change.subject for change in changes]),
+        names("method", [change.method for change in changes]),
+        names("what", [change.metric for change in changes]),
+        Column("old", [printable(change.before) for change in changes], least=8),
+        Column("new", [printable(change.after) for change in changes], least=8),
+        Column("change", ["" if each.share is None else f"{each.share:+.1%}" for each in changes]),
+        Column(
+            "verdict",
+            [Text(change.verdict, style=_STYLES[change.verdict]) for change in changes],
+            justify="left",
+            least=0,
+        ),
+    ]

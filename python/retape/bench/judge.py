@@ -50,10 +50,10 @@ class Judgement:
         return asdict(self)
 
     def exit_code(self) -> Exit:
-        """Nothing that could be judged is nothing proved."""
+        """What could not be judged is not proved."""
         if self.of(BROKEN):
             return Exit.REGRESSION
-        return Exit.OK if self.of(MET) else Exit.VACUOUS
+        return Exit.VACUOUS if self.of(UNCLEAR) or not self.limits else Exit.OK
 
 
 def judge(run: Run) -> Judgement:
@@ -94,7 +94,7 @@ def _beside_plain(subject: Subject, method: str, own: Row | None) -> Limit:
 
 def _beside_peer(subject: Subject, method: str, own: Row | None, peer: Row) -> Limit:
     ratios = []
-    if own is not None and own.ratios and peer.ratios:
+    if own is not None and len(own.ratios) == len(peer.ratios) and all(peer.ratios):
         ratios = [a / b for a, b in zip(own.ratios, peer.ratios, strict=True)]
     return _limit(subject, method, peer.method, peer.method, ratios, 1 + SAME, 1.0)
 
@@ -130,7 +130,7 @@ def print_judgement(found: Judgement, console: Console) -> None:
 
 
 def _text(limit: Limit) -> str:
-    took = "has no time"
+    took = "cannot be told"
     if limit.ratio is not None:
         low, middle, high = limit.ratio
         took = f"takes {middle:.3f} ({low:.3f} to {high:.3f}) x {limit.beside}"

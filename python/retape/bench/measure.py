@@ -49,20 +49,28 @@ def _step(make: Make, method: Method) -> Task:
 
 
 def memory(make: Make, method: Method, row: Row, dry: bool) -> None:
-    """Fills in peak, held, GFLOP and ops replayed."""
+    """Fills in peak, held, GFLOP and ops replayed: of a step alone. What its tensors took to be made, and
+    what is compiled when they first come, is nobody's method."""
+    if not method.is_eager:
+        with maybe_dry(dry):
+            _step(make, method)
     before = _C.ops_replayed()
-    with _maybe_dry(dry), retape.memory.Flops() as count, retape.memory.Meter() as meter:
-        task = _step(make, method)
-        row.held = meter.held - task.resident()
+    with maybe_dry(dry), retape.memory.Meter() as meter:
+        task = make()
+        meter.reset_peak()
+        live = meter.current
+        with retape.memory.Flops() as count:
+            method.loss(task).backward()
+        row.held = meter.held - task.resident(live)
         del task
     row.peak = meter.peak
-    row.gflop = count.flops / 1e9 if method.is_eager else None  # compiled code calls no ops
+    row.gflop = count.flops / 1e9
     row.replayed = _C.ops_replayed() - before if method.replays else None
 
 
 def timeline(make: Make, method: Method, dry: bool) -> Timeline:
     """Of the step alone; what was there before it is in the bytes that are live."""
-    with _maybe_dry(dry), retape.memory.Meter(timeline=True) as meter:
+    with maybe_dry(dry), retape.memory.Meter(timeline=True) as meter:
         task = make()
         before = len(meter.timeline)
         method.with_names(task).loss(task).backward()
@@ -73,12 +81,13 @@ def timeline(make: Make, method: Method, dry: bool) -> Timeline:
     return Timeline(method.name, events)
 
 
-def _maybe_dry(dry: bool) -> contextlib.AbstractContextManager[object]:
+def maybe_dry(dry: bool) -> contextlib.AbstractContextManager[object]:
     return retape.memory.Dry() if dry else contextlib.nullcontext()
 
 
 def after_step(make: Make, method: Method) -> After:
-    task = _step(make, method)
+    with timing.no_subnormals():
+        task = _step(make, method)
     return After({name: leaf.grad for name, leaf in task.leaves.items()}, task.buffers)
 
 

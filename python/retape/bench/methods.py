@@ -1,6 +1,6 @@
 """What people use to train in less memory, each as a way to call a stack of layers.
 
-A method is one line in METHODS. `apply(layers, x)` calls them in order and returns the last output,
+A method is one line in METHODS. `apply(layers, *given)` calls them in order and returns the last output,
 within a `scope` that is open for the whole forward pass; one that is not installed here says so.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import retape
 from retape._recompute import REGION
-from retape.bench.task import Apply, Layers, Named, Task, name_of, plain
+from retape.bench.task import Apply, Layers, Named, Task, in_order, name_of, named_region, plain
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Method:
     unfit: str = ""  # why it is not for this subject
     needs_cuda: bool = False
     is_eager: bool = True
+    groups_layers: bool = False  # calls several at once
     in_rows: bool = False  # for layers that treat every token by itself; sums in another order
     scope: Callable[[], Any] = contextlib.nullcontext
 
@@ -42,9 +43,9 @@ class Method:
     def with_names(self, task: Task) -> Method:
         """The same, with names of layers in a timeline."""
 
-        def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+        def apply(layers: Layers, *given: Any) -> Any:
             named = [Named(layer, task.path(layer) or f"layer {i}") for i, layer in enumerate(layers)]
-            return self.apply(named, x)
+            return self.apply(named, *given)
 
         return replace(self, apply=apply)
 
@@ -66,14 +67,8 @@ class Method:
 
 
 def _around_block(call: Callable[..., Any]) -> Apply:
-    """`call(function, x)` around every layer."""
-
-    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-        for layer in layers:
-            x = call(layer, x)
-        return x
-
-    return apply
+    """`call(function, *given)` around every layer."""
+    return functools.partial(in_order, lambda index, layer, *given: call(layer, *given))
 
 
 def _around_inner(call: Callable[..., Any]) -> Apply:
@@ -98,8 +93,8 @@ def _scope_per_block(policy: Any) -> Apply:
 
 
 def _in_rows(slices: int) -> Apply:
-    def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return retape.checkpoint(layer, x, rows=retape.Rows(slices, strict=True))
+    def call(layer: Callable[..., Any], *given: Any) -> Any:
+        return retape.checkpoint(layer, *given, rows=retape.Rows(slices, strict=True))
 
     return _around_block(call)
 
@@ -112,11 +107,12 @@ def keep_last(kept: int) -> Apply:
 def _scopes(policy_of: Callable[[int, int], Any]) -> Apply:
     """One for each layer: `policy_of(index, number of layers)`."""
 
-    def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-        for i, layer in enumerate(layers):
-            with retape.recompute(policy_of(i, len(layers)), name_of(layer, i)):
-                x = layer(x)
-        return x
+    def apply(layers: Layers, *given: Any) -> Any:
+        def call(index: int, layer: Callable[..., Any], *given: Any) -> Any:
+            with retape.recompute(policy_of(index, len(layers)), name_of(layer, index)):
+                return layer(*given)
+
+        return in_order(call, layers, *given)
 
     return apply
 
@@ -160,13 +156,12 @@ _selective = functools.partial(
 )
 
 
-def _groups(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+def _groups(layers: Layers, *given: Any) -> Any:
     """The square root of n groups, each a checkpoint."""
     size = max(1, round(len(layers) ** 0.5))
-    for start in range(0, len(layers), size):
-        group = list(layers)[start : start + size]
-        x = _checkpoint(False)(functools.partial(plain, group), x)
-    return x
+    groups = [list(layers)[start : start + size] for start in range(0, len(layers), size)]
+    calls = [functools.partial(plain, group) for group in groups]
+    return _around_block(_checkpoint(False))(calls, *given)
 
 
 def _compiled(budget: float) -> Apply:
@@ -175,37 +170,59 @@ def _compiled(budget: float) -> Apply:
     def apply(layers: Layers, x: torch.Tensor) -> torch.Tensor:
         import torch._functorch.config as config
 
-        before = config.activation_memory_budget
-        config.activation_memory_budget = budget
-        try:
+        with config.patch(activation_memory_budget=budget):
             for layer in layers:
-                x = _compiled_forward(type(layer), budget)(layer, x)
-        finally:
-            config.activation_memory_budget = before
+                with named_region(layer):
+                    module: Any = layer.layer if isinstance(layer, Named) else layer
+                    size = replace(module.size, layers=1)  # stacks of any height share it
+                    x = _compiled_forward(type(module), size, budget)(module, x)
         return x
 
     return apply
 
 
 @functools.cache
-def _compiled_forward(layer: type[nn.Module], budget: float) -> Callable[..., Any]:
+def _compiled_forward(layer: type[nn.Module], size: Any, budget: float) -> Callable[..., Any]:
     """Dynamo keeps what it compiled by code object and does not look at the budget again, and all
-    functions of one `def` share theirs: each budget gets a copy."""
+    functions of one `def` share theirs: each budget gets a copy. Each size too: Dynamo gives up, and runs
+    the layer as it is, at the ninth version of one code object; with a whole graph asked for it raises."""
 
     def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return module(x)
 
     forward.__code__ = forward.__code__.replace(co_name=f"{layer.__name__}_at_{budget}")
-    return torch.compile(forward, dynamic=False)
+    return torch.compile(forward, backend=_inductor, dynamic=False, fullgraph=True)
+
+
+def _inductor(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """torch.compile's own backend. Compiles afresh: what a cache on disk has may come from a run that
+    was dry where it must not be."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    with _wet(), config.patch(force_disable_caches=True):
+        return compile_fx(graph, inputs)
+
+
+@contextlib.contextmanager
+def _wet() -> Iterator[None]:
+    """Ops compute, in a dry run too: what fits into a budget is found out with tensors."""
+    dry_key = "Fake"  # src/memory/dry_run.cpp
+    was_on = torch._C._dispatch_tls_is_dispatch_key_included(dry_key)
+    torch._C._dispatch_tls_set_dispatch_key_included(dry_key, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(dry_key, was_on)
 
 
 # ---- others
 
 
-def _remat(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+def _remat(function: Callable[..., Any], *given: Any) -> Any:
     import torch_remat
 
-    return torch_remat.checkpoint(region_name="bench")(function)(x)
+    return torch_remat.checkpoint(region_name="bench")(function)(*given)
 
 
 def _olmo(layers: Layers, x: torch.Tensor) -> torch.Tensor:
@@ -239,7 +256,7 @@ METHODS: dict[str, Method] = {
         Method("torch checkpoint, inner", "torch", "inner", _around_inner(_checkpoint(False))),
         Method("torch reentrant", "torch", "block", _around_block(_checkpoint(True))),
         Method("torch reentrant, inner", "torch", "inner", _around_inner(_checkpoint(True))),
-        Method("torch checkpoint, sqrt(n) groups", "torch", "model", _groups),
+        Method("torch checkpoint, sqrt(n) groups", "torch", "model", _groups, groups_layers=True),
         Method("selective", "torch", "block", _around_block(_selective)),
         Method("selective, inner", "torch", "inner", _around_inner(_selective)),
         Method("output discard", "output discard", "inner", _discard("cpp")),
@@ -253,6 +270,24 @@ METHODS: dict[str, Method] = {
         Method("torch.compile, budget 0.0", "compile", "block", _compiled(0.0), is_eager=False),
     )
 }
+
+
+def fitting(chosen: Sequence[Method], asked: Sequence[str]) -> list[Method]:
+    """Without what a model's layers cannot take; a row that says so, where it was asked for."""
+    return [
+        replace(method, unfit=unfit) if unfit else method
+        for method in chosen
+        if not (unfit := _unfit(method)) or method.name in asked
+    ]
+
+
+def _unfit(method: Method) -> str:
+    """Why a model's layers cannot take it; empty if they can."""
+    if method.around == "inner":
+        return "a model's layers have no inner part"
+    if method.in_rows:
+        return "a model's layers mix tokens"
+    return "" if method.is_eager else "a model's layers are not compiled one by one"
 
 
 def frontier(layers: int) -> list[Method]:

@@ -7,7 +7,7 @@ Beside it the fixed cost of a region (`retape.bench.regions`).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,8 @@ from torch.utils.checkpoint import (
 
 import retape
 from retape._bits import same_bits
+from retape._numbers import ROUNDS, whole_number
+from retape._table import Column, Layout, fitted, leaving_out
 from retape._text import Exit
 from retape.bench import regions
 from retape.bench.timing import (
@@ -36,12 +38,14 @@ from retape.bench.timing import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 Tensor = torch.Tensor
 Body = Callable[[Tensor, Tensor], Tensor]
 
 OPS = 1000
 FLOATS = 16
+_DISPENSABLE = ("tape", "us/op")  # in a narrow terminal
 
 
 def _sin(x: Tensor, w: Tensor) -> Tensor:
@@ -224,8 +228,9 @@ def measure(rounds: int, warmup: int, on_round: Callable[[], None] = lambda: Non
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=21, help="timed rounds (%(default)s)")
-    parser.add_argument("--warmup", type=int, default=3, help="untimed rounds (%(default)s)")
+    rounds, warmup = whole_number(1, ROUNDS), whole_number(0, ROUNDS)
+    parser.add_argument("--rounds", type=rounds, metavar="N", default=21, help="timed rounds (%(default)s)")
+    parser.add_argument("--warmup", type=warmup, metavar="N", default=3, help="untimed rounds (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="7 rounds after 1: seconds, noisier")
     parser.add_argument("--check", action="store_true", help="exit with 3 when a target is missed")
 
@@ -234,8 +239,6 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     from rich.progress import Progress
 
     rounds, warmup = (7, 1) if args.quick else (args.rounds, args.warmup)
-    if rounds < 1 or warmup < 0:
-        args.parser.error(f"--rounds {rounds} --warmup {warmup}: expected at least 1 and 0")
     args.environment = environment
     bar = Progress(console=console, transient=True) if console.is_terminal else nullcontext()
     with bar as progress:
@@ -264,48 +267,70 @@ def _verdict(result: dict[str, Any], check: bool) -> Exit:
 
 
 def _print(result: dict[str, Any], console: Console) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    cells = {(row["variant"], row["workload"]): row for row in result["rows"]}
-    table = Table(
-        title=f"{result['ops']} ops on {result['floats']} floats, forward and backward",
-        caption="tape: ops recorded with a recipe / replayed, of sin. us/op: forward + backward, "
-        "of sin. The rest: thread CPU time over eager's, median of "
-        f"{result['rounds']} interleaved rounds ± half the interquartile range.",
-        box=SIMPLE,
-        pad_edge=False,
-    )
-    table.add_column("")
-    table.add_column("tape", justify="right")
-    table.add_column("us/op", justify="right")
-    for workload in WORKLOADS:
-        table.add_column(workload.name, justify="right")
-    table.add_column("target", justify="right")
-    table.add_column("bits")
-    for column in table.columns:
-        column.no_wrap = True
-    for variant in variants():
-        rows = [cells[variant.name, workload.name] for workload in WORKLOADS]
-        identical = all(row["gradients_identical"] for row in rows)
-        table.add_row(
-            variant.label,
-            f"{rows[0]['ops_recorded']}/{rows[0]['ops_replayed']}" if variant.ours else "",
-            f"{rows[0]['forward_us_per_op']:.2f} + {rows[0]['backward_us_per_op']:.2f}",
-            *(_ratio_cell(row) for row in rows),
-            "" if variant.target is None else f"<= {variant.target}",
-            "same" if identical else "[bold red]DIFFERENT[/]",
-            end_section=variant.name in ("eager", "anchored"),
-        )
-    console.print(table)
+    title = f"{result['ops']} ops on {result['floats']} floats, forward and backward"
+    ends = [i for i, variant in enumerate(variants()) if variant.name in ("eager", "anchored")]
+    layouts = _layouts(result)
+    console.print(fitted(layouts, console, partial(_caption, result), ends, title=title))
+    console.print()
     regions.show(result["regions"], console)
     for warning in result["warnings"]:
         console.print(f"Warning: {warning}", style="yellow")
 
 
-def _ratio_cell(row: dict[str, Any]) -> str:
+def _layouts(result: dict[str, Any]) -> Iterator[Layout]:
+    """What is told of one workload goes first, then spreads."""
+    *_, narrow = leaving_out(_columns(result, spreads=True), _DISPENSABLE)
+    yield from leaving_out(_columns(result, spreads=True), _DISPENSABLE)
+    there = {column.name for column in narrow}
+    bare = [column for column in _columns(result, spreads=False) if column.name in there]
+    yield from leaving_out(bare, ("target", *(workload.name for workload in WORKLOADS[:0:-1])))
+
+
+def _columns(result: dict[str, Any], spreads: bool) -> list[Column]:
+    from rich.text import Text
+
+    found = {(row["variant"], row["workload"]): row for row in result["rows"]}
+    table = variants()
+    firsts = [found[variant.name, WORKLOADS[0].name] for variant in table]
+    identical = [all(found[v.name, w.name]["gradients_identical"] for w in WORKLOADS) for v in table]
+    tape = [f"{row['ops_recorded']}/{row['ops_replayed']}" for row in firsts]
+    return [
+        Column("way", [variant.label for variant in table], "", justify="left", least=0),
+        Column("tape", [text if v.ours else "" for text, v in zip(tape, table, strict=True)]),
+        Column("us/op", [f"{r['forward_us_per_op']:.2f} + {r['backward_us_per_op']:.2f}" for r in firsts]),
+        *(
+            Column(w.name, [_ratio_cell(found[variant.name, w.name], spreads) for variant in table])
+            for w in WORKLOADS
+        ),
+        Column("target", ["" if v.target is None else f"<= {v.target}" for v in table]),
+        Column(
+            "bits",
+            [Text("same") if same else Text("DIFFERENT", style="bold red") for same in identical],
+            justify="left",
+        ),
+    ]
+
+
+def _caption(result: dict[str, Any], layout: Layout) -> str:
+    """What the columns that are there mean."""
+    there = {column.name for column in layout}
+    told = {
+        "tape": "tape: ops recorded with a recipe / replayed, of sin.",
+        "us/op": "us/op: forward + backward, of sin.",
+    }
+    spread = " ± half the interquartile range" if any("±" in str(c) for col in layout for c in col.cells) else ""
+    rest = (
+        f"{'The rest' if there & set(told) else 'Figures'}: thread CPU time over eager's, median of "
+        f"{result['rounds']} interleaved rounds{spread}."
+    )
+    return " ".join([*(text for name, text in told.items() if name in there), rest])
+
+
+def _ratio_cell(row: dict[str, Any], spread: bool) -> Text:
+    from rich.text import Text
+
     low, high = row["ratio_quartiles"]
-    text = f"{row['ratio']:.2f} ± {(high - low) / 2:.2f}"
+    text = f"{row['ratio']:.2f}" + f" ± {(high - low) / 2:.2f}" * spread
     if row["target_met"] is None:
-        return text
-    return f"[green]{text}[/]" if row["target_met"] else f"[bold yellow]{text} ![/]"
+        return Text(text)
+    return Text(text, style="green") if row["target_met"] else Text(f"{text} !", style="bold yellow")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import retape
+from retape._table import Column, fitted, leaving_out
 from retape.bench.timing import Phases, interleave, thread_ns
 
 if TYPE_CHECKING:
@@ -82,19 +83,19 @@ def measure(rounds: int, warmup: int, on_round: Callable[[], None]) -> list[dict
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title="Cost of a region: one op, both ways", box=SIMPLE)
-    for title in ("", "us", "added us", "of torch's", "target"):
-        table.add_column(title, justify="right" if title else "left")
-    for row in rows:
-        share = f"{row['share_of_torch']:.2f}"
-        table.add_row(
-            row["variant"],
-            f"{row['us_per_region']:.1f}",
-            f"{row['added_us']:+.1f}",
-            f"[bold yellow]{share} ![/]" if row["target_met"] is False else share,
-            "" if row["target"] is None else f"<= {row['target']}",
-        )
-    console.print(table)
+    def share(row: dict[str, Any]) -> Text:
+        text = f"{row['share_of_torch']:.2f}"
+        return Text(f"{text} !", style="bold yellow") if row["target_met"] is False else Text(text)
+
+    columns = [
+        Column("way", [row["variant"] for row in rows], "", justify="left", least=0),
+        Column("us", [f"{row['us_per_region']:.1f}" for row in rows]),
+        Column("added us", [f"{row['added_us']:+.1f}" for row in rows]),
+        Column("of torch's", [share(row) for row in rows]),
+        Column("target", ["" if row["target"] is None else f"<= {row['target']}" for row in rows]),
+    ]
+    layouts = leaving_out(columns, ("target", "added us", "us"))
+    console.print(fitted(layouts, console, title="Cost of a region: one op, both ways"))
+    console.print()

@@ -6,7 +6,9 @@ method), a row has cells. What could not be measured is None, and `skipped` or `
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 # Low quartile, median, high quartile.
@@ -14,6 +16,8 @@ Spread = tuple[float, float, float]
 
 BITWISE, CLOSE, DIFFERENT = "bitwise", "close", "different"
 ZERO = "all zero"  # equal, and no proof: every gradient is zero, plain's too
+UNSTABLE = "unstable"  # plain differs from itself: nothing can be compared with it
+VACUOUS = (ZERO, UNSTABLE)
 OURS = ("retape", "output discard")  # families that promise plain's gradients, bit for bit
 
 
@@ -32,7 +36,7 @@ class Row:
     ratio: Spread | None = None  # of the total to plain's, round by round
     ratios: list[float] = field(default_factory=list)  # all of them
     gflop: float | None = None  # of matrix products, convolutions and fused attention
-    equal: str | None = None  # gradients and buffers beside plain's: one of the four above
+    equal: str | None = None  # gradients and buffers beside plain's: one of the five above
     differs: list[str] = field(default_factory=list)  # names of those that make it so
     replayed: int | None = None  # ops
     rounds: bool = False  # sums in another order: CLOSE is all that it promises
@@ -42,7 +46,7 @@ class Row:
     @property
     def breaks_promise(self) -> bool:
         """Of Retape's own rows: it raised, or its gradients are not what they are said to be."""
-        right = (None, ZERO, BITWISE, CLOSE) if self.rounds else (None, ZERO, BITWISE)
+        right = (None, *VACUOUS, BITWISE, *[CLOSE] * self.rounds)
         return self.family in OURS and (bool(self.error) or self.equal not in right)
 
 
@@ -53,7 +57,7 @@ class Event:
     bytes: int  # negative: freed
     current: int  # live after it
     id: int  # the same for an allocation and its free
-    kind: str  # "kept" (forward), "replayed", "gradient" (backward)
+    kind: str  # when: "kept" (in forward), "replayed", "gradient" (in backward)
     op: str
     region: str = ""
     shape: str = ""  # "float32 [8, 512]": of the tensor that it is for, where that is known
@@ -83,7 +87,12 @@ WORDS = ("kind", "op", "region", "shape")  # columns of an event that are number
 
 
 def timeline_from(timeline: dict[str, Any]) -> Timeline:
-    words = timeline["words"]
+    words, whose = timeline["words"], "a timeline"
+    _check(timeline["method"], "method", "str", whose)
+    _check(words, "words", "list[str]", whose)
+    for row in timeline["rows"]:
+        if not (_is_list_of(_is_int)(row) and len(row) == 3 + len(WORDS) and min(row[3:]) >= 0):
+            raise WrongType(f"{_short(row)} as a row of the timeline of {timeline['method']!r}")
     events = [
         Event(*row[:3], *(words[number] for number in row[3:])) for row in timeline["rows"]
     ]
@@ -101,6 +110,7 @@ class Subject:
     time_size: dict[str, Any] | None = None  # where times and gradients are of another size
     rows: list[Row] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)  # names of what methods are wrapped around, of a model of the user's
 
     @property
     def plain(self) -> Row | None:
@@ -131,11 +141,16 @@ class Run:
 
 
 def vacuity_warnings(run: Run) -> list[str]:
-    """Of subjects whose gradients no method can get wrong."""
+    """Of subjects whose gradients no method can get wrong, or none right."""
+    why = {
+        ZERO: "every gradient is zero, plain's too: that they are equal proves nothing",
+        UNSTABLE: "two plain steps differ, so that nothing can be compared with them. Fix: seed what it draws from",
+    }
     return [
-        f"{subject.key}: every gradient is zero, plain's too: that they are equal proves nothing"
+        f"{subject.key}: {text}"
         for subject in run.subjects
-        if any(row.equal == ZERO for row in subject.rows)
+        for equal, text in why.items()
+        if any(row.equal == equal for row in subject.rows)
     ]
 
 
@@ -146,19 +161,80 @@ def saved(row: Row, plain: Row | None) -> float | None:
     return 1 - row.peak / plain.peak
 
 
+class WrongType(TypeError):
+    """A field of an artefact that no bench wrote so; its text is what was got, and where."""
+
+
 def run_from(result: dict[str, Any]) -> Run:
     """Back from an artefact's "result". LookupError or TypeError if that is not one of ours."""
     subjects = [
-        Subject(
-            **{
-                **subject,
-                "rows": [Row(**_spreads(row)) for row in subject["rows"]],
-                "timelines": [timeline_from(timeline) for timeline in subject["timelines"]],
-            }
+        _checked(
+            Subject(
+                **{
+                    **subject,
+                    "rows": [_checked(Row(**_spreads(row))) for row in subject["rows"]],
+                    "timelines": [timeline_from(timeline) for timeline in subject["timelines"]],
+                }
+            )
         )
         for subject in result["subjects"]
     ]
+    _check(result["warnings"], "warnings", "list[str]", "the run")
     return Run(subjects, list(result["warnings"]))
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return _is_int(value) or (type(value) is float and math.isfinite(value))
+
+
+def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and all(map(is_one, value))
+
+
+def _is_str(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_spread(value: Any) -> bool:
+    return _is_list_of(_is_number)(value) and len(value) == 3
+
+
+# By the annotations above: what it is in words, and whether a value is one.
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("a text", _is_str),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("a whole number", _is_int),
+    "float": ("a finite number", _is_number),
+    "Spread": ("three numbers", _is_spread),
+    "list[float]": ("numbers", _is_list_of(_is_number)),
+    "list[str]": ("texts", _is_list_of(_is_str)),
+    "dict[str, Any]": ("names and values", lambda value: isinstance(value, dict)),
+}
+
+
+def _check(value: Any, name: str, annotation: str, whose: str) -> None:
+    wanted = annotation.removesuffix(" | None")
+    if wanted not in _TYPES or (value is None and wanted != annotation):
+        return
+    words, is_one = _TYPES[wanted]
+    if not is_one(value):
+        raise WrongType(f"{_short(value)} as {name!r} of {whose}, which is {words}")
+
+
+def _checked(made: Any) -> Any:
+    whose = f"the row {made.method!r}" if isinstance(made, Row) else f"the subject {made.name!r}"
+    for each in fields(made):
+        _check(getattr(made, each.name), each.name, each.type, whose)
+    return made
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _spreads(row: dict[str, Any]) -> dict[str, Any]:

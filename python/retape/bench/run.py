@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from retape._numbers import LAYERS
+from retape._numbers import ROUNDS as MOST_ROUNDS
 from retape._progress import Part, Remaining, progress
-from retape._text import Exit, first_line, make_console, offer
-from retape.bench import measure, methods, report, timing
-from retape.bench.blocks import BLOCKS, BlockTask, Size
+from retape._step import same_python_numbers
+from retape._text import Exit, make_console, offer
+from retape.bench import cells, methods, own_model, report, timing
+from retape.bench.blocks import BLOCKS, Block, BlockTask, Size
+from retape.bench.entry import Entry, fill_in
 from retape.bench.methods import METHODS, Method
 from retape.bench.models import MODELS
-from retape.bench.result import Row, Run, Subject, Timeline, vacuity_warnings
+from retape.bench.own_model import is_own
+from retape.bench.result import Run, Subject, vacuity_warnings
 from retape.bench.task import Make, seeded
+from retape.training.limit import is_out_of_memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +33,14 @@ DTYPES = ("float32", "bfloat16")
 # still more arithmetic than calls of ops. The same everywhere, so that runs can be compared.
 _BFLOAT16 = {"d_model": 256, "d_ff": 512, "sequence": 64}
 TIME = {"float32": {"d_model": 512, "d_ff": 2048, "sequence": 512}, "bfloat16": _BFLOAT16}
+# Of blocks of one product, which would take a tenth of the others' time: as wide as for memory, of fewer tokens.
+TIME_OF_ONE_PRODUCT = {
+    "float32": {"d_model": 2048, "d_ff": 2048, "sequence": 128},
+    "bfloat16": {"d_model": 1024, "d_ff": 512, "sequence": 64},
+}
 QUICK = {"float32": {"d_model": 256, "d_ff": 1024, "sequence": 256}, "bfloat16": _BFLOAT16}
+_MOST = 10**12  # of a dimension: dry runs are of any size that can be allocated
+ROUNDS = 7  # the fewest but one that tell something of a median
 QUICK_METHODS = ("plain", "retape cheap", "retape full", "torch checkpoint", "selective")
 SIZES = {
     "d_model": "width of the stream",
@@ -35,9 +49,7 @@ SIZES = {
     "sequence": "tokens of each sequence",
 }
 TIME_SIZES = {f"time_{name}": name for name in SIZES}
-# Stages of the bar; the first, memory and gradients, has no name.
-TIME_OF, TIMELINE_OF = "time of ", "timeline of "
-TIMELINES = ("plain", "retape cheap", "retape full", "torch checkpoint")
+TIMELINES = ("plain", "retape cheap", "retape full", "retape full, one scope", "torch checkpoint")
 
 
 class _List(argparse.Action):
@@ -53,14 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--subject",
         action="append",
         metavar="NAME",
-        help="a block, a model, or all of them: blocks, models; --list shows them; repeat for more (all)",
+        help="a block, a model, or all of them: blocks, models; --list shows them; or "
+        f"{own_model.FORM}, a function of yours that makes (model, inputs) or a retape.Step: its code is run; "
+        "demo:, hf: and cpp: of retape verify too; repeat for more (all)",
     )
     parser.add_argument(
         "--method", action="append", metavar="NAME", help="repeat for more; --list shows them (all)"
     )
     parser.add_argument("--list", action=_List, nargs=0, help="show subjects and methods, and stop")
     parser.add_argument(
-        "--layers", action="append", type=int, metavar="N", help="of a block; repeat for more (1 and 8)"
+        "--layers", action="append", type=_layers, metavar="N", help="of a block; repeat for more (1 and 8)"
     )
     parser.add_argument(
         "--dtype", action="append", metavar="DTYPE", help=f"{', '.join(DTYPES)}; repeat (both for blocks)"
@@ -87,55 +101,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compiled",
         action="store_true",
-        help="torch.compile too, at three budgets: takes minutes. Its memory needs --compute",
+        help="torch.compile too, at three budgets: compiling takes minutes",
     )
     parser.add_argument("--no-time", action="store_true", help="memory and gradients only")
     parser.add_argument("--memory-only", action="store_true", help="no gradients compared either")
-    parser.add_argument("--rounds", type=int, default=7, help="of times (%(default)s)")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"of times ({ROUNDS})")
     parser.add_argument(
         "--frontier",
         action=argparse.BooleanOptionalAction,
         help="of a block: a row for every k of the last layers cheap and the rest full (yes, unless "
         "--method or --quick choose rows)",
     )
+    parser.add_argument(
+        "--timeline",
+        action="append",
+        metavar="NAME",
+        help=f"a method whose live bytes are drawn; repeat for more ({'; '.join(TIMELINES)})",
+    )
+    own_model.add_arguments(parser)
     report.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="few methods, small sizes: a minute")
+
+
+def _layers(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected a number, got {text!r}; names of layers, of a model of yours, are --layer {text!r}"
+        ) from None
 
 
 def _time_default(name: str) -> str:
     given = {dtype: size.get(name) for dtype, size in TIME.items()}
     if None in given.values():
         return f"as {_option(name)}"
-    return f"at most {given['float32']}; in bfloat16 {given['bfloat16']}"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A subject that is to be measured: on which tasks, by which methods."""
-
-    subject: Subject
-    memory: Make
-    times: Make | None  # smaller; None: memory only
-    methods: list[Method]
-    dry: bool
-    rounds: int  # 0: no times
-
-    def part(self, stage: str, method: str) -> Part:
-        return Part(self.subject.key, stage, method)
-
-    def parts(self) -> list[Part]:
-        """For the progress bar. A method that runs is timed once to warm up, and once in each round."""
-        runs = [method.name for method in self.methods if not method.missing]
-        timed = [self.part(TIME_OF, name) for name in runs] * (1 + self.rounds)
-        drawn = [self.part(TIMELINE_OF, name) for name in runs if name in TIMELINES]
-        first = [self.part("", method.name) for method in self.methods]
-        return first + timed * bool(self.rounds) + drawn
+    one = TIME_OF_ONE_PRODUCT["float32"][name]
+    of_one = f", of blocks of one product {one}" if one != given["float32"] else ""
+    return f"at most {given['float32']}{of_one}; less in bfloat16"
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
     asked = report.check(args)
     _refuse_what_needs_times(args)
-    entries = _plan(args)
+    with torch.random.fork_rng(devices=[]), same_python_numbers():
+        return _run(asked, args, console)
+
+
+def _run(asked: report.Asked, args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
+    entries = _plan(args, console)
     if any(entry.rounds for entry in entries):
         args.environment = timing.environment
     result = Run()
@@ -150,23 +164,46 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
             advance(f"{part.subject}: {part.stage}{part.method}")
 
         for number, entry in enumerate(entries, 1):
-            measured.extend(_measure(entry, begin))
+            with _whose_fault_it_is(entry, args):
+                measured.extend(fill_in(entry, begin))
             result.subjects.append(entry.subject)
             report.terminal.print_subject(entry.subject, console)
             unfinished = f"not finished: {number} of {len(entries)} subjects were measured"
             args.save(report.exit_code(result), Run(result.subjects, [unfinished]).to_dict())
 
-    with torch.random.fork_rng(devices=[]):
-        progress(all_of_it, len(parts), console, remaining)
+    progress(all_of_it, len(parts), console, remaining)
     noise = timing.noise_warnings(measured) if measured else []
-    result.warnings = vacuity_warnings(result) + noise
+    told = [warning for entry in entries for warning in entry.warnings()]
+    result.warnings = told + vacuity_warnings(result) + noise
     return report.finish(result, asked, args, console)
 
 
-def _plan(args: argparse.Namespace) -> list[Entry]:
+def _whose_fault_it_is(entry: Entry, args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """A plain step that raises is the user's, if the model is, or if the size is too large; else ours."""
+    if not entry.is_own:
+        return _told_too_large(entry, args)
+    fix = " Fix: leave out --dry, where code looks at values." if entry.dry else ""
+    return own_model.told(args, entry.subject.name, "the plain step raises", fix)
+
+
+@contextlib.contextmanager
+def _told_too_large(entry: Entry, args: argparse.Namespace) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # More bytes than there are, or than can be counted.
+        if not is_out_of_memory(error) and "overflow" not in str(error):
+            raise
+        of_block = entry.subject.name in BLOCKS
+        fix = "a smaller size, --d-model and its like" if of_block else "--quick, which takes its small size"
+        text = f"{entry.subject.key}: the plain step does not fit into memory, at {cells.sizes_text(entry.subject)}"
+        args.parser.exit(Exit.USAGE, f"[retape bench] {text}. Fix: {fix}.\n")
+
+
+def _plan(args: argparse.Namespace, console: Console) -> list[Entry]:
     groups = {"blocks": list(BLOCKS), "models": list(MODELS)}
     for option, values, known in (
-        ("--subject", args.subject or [], [*BLOCKS, *MODELS, *groups]),
+        ("--subject", [each for each in args.subject or [] if not is_own(each)], [*BLOCKS, *MODELS, *groups]),
         ("--method", args.method or [], list(METHODS)),
         ("--dtype", args.dtype or [], DTYPES),
     ):
@@ -174,17 +211,32 @@ def _plan(args: argparse.Namespace) -> list[Entry]:
             if value not in known:
                 _refuse(args, option, value, known)
     asked = args.subject or (["blocks"] if args.quick else ["blocks", "models"])
-    names = list(dict.fromkeys(name for each in asked for name in groups.get(each, [each])))
+    names = _once([name for each in asked for name in groups.get(each, [each])])
     usual = QUICK_METHODS if args.quick else [name for name, m in METHODS.items() if m.is_eager]
     compiled = [name for name, m in METHODS.items() if not m.is_eager and args.compiled]
-    chosen = [METHODS[name] for name in dict.fromkeys(["plain", *(args.method or usual), *compiled])]
-    if args.rounds < 1:
-        args.parser.error(f"--rounds {args.rounds}: expected at least 1")
+    chosen = [METHODS[name] for name in _once(["plain", *(args.method or usual), *compiled])]
+    if args.rounds is not None:
+        _refuse_beyond(args, "rounds", args.rounds, MOST_ROUNDS)
     blocks = [name for name in names if name in BLOCKS]
     if not blocks:
         _refuse_options_of_blocks(args)
-    models = [name for name in names if name in MODELS]
-    return [*_blocks(blocks, chosen, args), *_models(models, chosen, args)]
+    models, own = [name for name in names if name in MODELS], [name for name in names if is_own(name)]
+    own_model.refuse_options(args, bool(own))
+    others = [*_blocks(blocks, chosen, args), *_models(models, chosen, args)]
+    # First: what is wrong with code that nobody here knows is told at once, not after an hour.
+    entries = [*own_model.plan(own, chosen, args, console, _rounds(args), args.timeline or TIMELINES), *others]
+    _refuse_timelines_of_nothing(entries, args)
+    return entries
+
+
+def _refuse_timelines_of_nothing(entries: Sequence[Entry], args: argparse.Namespace) -> None:
+    there_are = list(dict.fromkeys(method.name for entry in entries for method in entry.methods))
+    for name in args.timeline or []:
+        if name in METHODS and name not in there_are:
+            option = "--method" if METHODS[name].is_eager else "--compiled or --method"
+            args.parser.error(f"--timeline {name!r}: no subject has that row. Fix: {option} chooses it.")
+        if name not in there_are:
+            _refuse(args, "--timeline", name, there_are)
 
 
 def _refuse_what_needs_times(args: argparse.Namespace) -> None:
@@ -202,6 +254,17 @@ def _refuse_options_of_blocks(args: argparse.Namespace) -> None:
             args.parser.error(f"{_option(name)} is of blocks, and --subject names none of them")
 
 
+def _refuse_beyond(args: argparse.Namespace, name: str, value: int, most: int) -> None:
+    for limit, is_beyond in (("at least 1", value < 1), (f"at most {most}", value > most)):
+        if is_beyond:
+            args.parser.error(f"{_option(name)} {value}: expected {limit}")
+
+
+def _once(values: Sequence[Any]) -> list[Any]:
+    """Each of them, in their order: what is asked for twice is measured once."""
+    return list(dict.fromkeys(values))
+
+
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -209,25 +272,23 @@ def _option(name: str) -> str:
 def _rounds(args: argparse.Namespace) -> int:
     if args.no_time or args.memory_only:
         return 0
-    return min(args.rounds, 3) if args.quick else args.rounds
+    return ROUNDS if args.rounds is None else args.rounds
 
 
 def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
-    layers = args.layers or ([2] if args.quick else [1, 8])
-    dtypes = args.dtype or (["float32"] if args.quick else DTYPES)
+    layers = _once(args.layers or ([2] if args.quick else [1, 8]))
+    dtypes = _once(args.dtype or (["float32"] if args.quick else DTYPES))
     given = {name: getattr(args, name) for name in SIZES}
     numbers = {name: getattr(Size(), name) if n is None else n for name, n in given.items()}
     frontier = not (args.quick or args.method) if args.frontier is None else args.frontier
     timed = {each: n for each in TIME_SIZES if (n := getattr(args, each)) is not None}
     for name, value in [*numbers.items(), *timed.items(), *(("layers", n) for n in layers)]:
-        if value < 1:
-            args.parser.error(f"{_option(name)} {value}: expected at least 1")
+        _refuse_beyond(args, name, value, LAYERS if name == "layers" else _MOST)
     entries = []
     for size in (Size(n, dtype, **numbers) for dtype in dtypes for n in layers):
         more = methods.frontier(size.layers) if frontier else []
         for name in names:
-            usual = (QUICK if args.quick else TIME)[BLOCKS[name].multiplies or size.dtype]
-            time_size = _time_size(size, usual, timed)
+            time_size = _time_size(size, _usual_time_size(BLOCKS[name], size, args.quick), timed)
             entries.append(
                 Entry(
                     Subject(
@@ -242,9 +303,15 @@ def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
                     [*chosen, *more],
                     dry=not args.compute,
                     rounds=_rounds(args),
+                    drawn=args.timeline or TIMELINES,
                 )
             )
     return entries
+
+
+def _usual_time_size(block: type[Block], size: Size, quick: bool) -> dict[str, int]:
+    by_dtype = QUICK if quick else TIME_OF_ONE_PRODUCT if block.has_one_product else TIME
+    return by_dtype[block.multiplies or size.dtype]
 
 
 def _time_size(size: Size, usual: dict[str, int], given: dict[str, int]) -> Size:
@@ -258,14 +325,9 @@ def block_task(name: str, size: Size, scaled: bool) -> Make:
 
 
 def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
-    """What a model's layers cannot take is left out; a row that says so, where it was asked for."""
-    fitting = [
-        replace(method, unfit=unfit) if unfit else method
-        for method in chosen
-        if not (unfit := _unfit(method)) or method.name in (args.method or [])
-    ]
+    fitting = methods.fitting(chosen, args.method or [])
     entries = []
-    for dtype in args.dtype or ["float32"]:
+    for dtype in _once(args.dtype or ["float32"]):
         for model in (MODELS[name] for name in names):
             size = model.small if args.quick else model.size
             entries.append(
@@ -282,104 +344,45 @@ def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
                     [replace(each, needs=model.needs) if model.missing else each for each in fitting],
                     dry=model.dry and not args.compute,
                     rounds=_rounds(args),
+                    drawn=args.timeline or TIMELINES,
                 )
             )
     return entries
 
 
-def _unfit(method: Method) -> str:
-    """Why a model's layers cannot take it; empty if they can."""
-    if method.around == "inner":
-        return "a model's layers have no inner part"
-    if method.in_rows:
-        return "a model's layers mix tokens"
-    return "" if method.is_eager else "a model's layers are not compiled one by one"
-
-
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
-    is_well_spelt = isinstance(getattr(torch, value, None), torch.dtype)
-    there_is = (
-        f"There is: {', '.join(known)}."
-        if is_well_spelt
-        else offer(value, known, show=repr)  # names of methods have spaces in them
+    args.parser.exit(
+        Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {_offer(value, known)}\n"
     )
-    args.parser.exit(Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {there_is}\n")
 
 
-def _measure(entry: Entry, begin: Callable[[Part], None]) -> list[timing.Times]:
-    """Fills in the subject. Times, for what they say about the machine."""
-    subject = entry.subject
-    expected: measure.After | None = None
-    rows: dict[str, Row] = {}
-    for method in entry.methods:
-        begin(entry.part("", method.name))
-        row = Row(
-            method.name,
-            method.family,
-            method.around,
-            rounds=method.in_rows,
-            skipped=method.missing,
-        )
-        rows[method.name] = row
-        if row.skipped:
-            continue
-        try:
-            if entry.times is not None:
-                after = measure.after_step(entry.times, method)
-                expected = after if expected is None else expected  # plain is the first
-                row.equal, row.differs = measure.equality(after, expected)
-            if method.is_eager or not entry.dry:  # compiled code computes, dry or not
-                measure.memory(entry.memory, method, row, entry.dry)
-        except Exception as error:  # a peer's failure is a result of this bench
-            if method.family == "plain":
-                raise
-            row.error = _error_text(error)
-    subject.rows = list(rows.values())
-    times: list[timing.Times] = []
-    if entry.rounds and (runs := _running(entry, rows)):
-        times = measure.times(
-            entry.times,
-            runs,
-            rows,
-            entry.rounds,
-            lambda name: begin(entry.part(TIME_OF, name)),
-            lambda name, error: setattr(rows[name], "error", _error_text(error)),
-        )
-    subject.timelines = list(_timelines(entry, rows, begin))
-    return times
-
-
-def _running(entry: Entry, rows: dict[str, Row]) -> list[Method]:
-    """Those that did not fail until now."""
-    return [m for m in entry.methods if not rows[m.name].skipped and not rows[m.name].error]
-
-
-def _timelines(
-    entry: Entry, rows: dict[str, Row], begin: Callable[[Part], None]
-) -> Iterator[Timeline]:
-    for method in _running(entry, rows):
-        if method.name not in TIMELINES:
-            continue
-        begin(entry.part(TIMELINE_OF, method.name))
-        try:
-            yield measure.timeline(entry.memory, method, entry.dry)
-        except Exception as error:
-            if method.family == "plain":
-                raise
-            rows[method.name].error = _error_text(error)
-
-
-def _error_text(error: Exception) -> str:
-    kind, first = type(error).__name__, first_line(error)
-    return kind if first == kind else f"{kind}: {first[:200]}"
+def _offer(word: str, known: Sequence[str]) -> str:
+    """What begins as the word does, or else is spelt like it. Of dtypes all: one that is spelt like
+    another is not meant by it."""
+    begun = [name for name in known if name.lower().startswith(word.lower())]
+    meant = [
+        repr(name)  # names of methods have spaces in them
+        for name in begun
+        if not any(name != short and name.startswith(short) for short in begun)
+    ]
+    if word and meant:
+        return f"Did you mean {' or '.join(filter(None, [', '.join(meant[:-1]), meant[-1]]))}?"
+    if known is DTYPES:
+        return f"There is: {', '.join(known)}."
+    return offer(word, known, show=repr)
 
 
 def _print_list(console: Console) -> None:
-    for group, subjects in (("blocks", BLOCKS), ("models", MODELS)):
+    block = {name: getattr(Size(), name) for name in SIZES}
+    of_blocks, of_models = f", at {cells.size_text(block)}", ", at the size below each"
+    for group, subjects in ((f"blocks{of_blocks}", BLOCKS), (f"models{of_models}", MODELS)):
         console.print(f"{group}:", markup=False, highlight=False)
         for name, subject in subjects.items():
             state = f"  ({missing})" if (missing := getattr(subject, "missing", "")) else ""
-            console.print(f"  {name:14} {subject.title}{state}", markup=False, highlight=False)
+            console.print(f"  {name:15} {subject.title}{state}", markup=False, highlight=False)
+            if size := getattr(subject, "size", None):
+                console.print(f"{'':18}{cells.size_text(size)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"yours:\n  {own_model.FORM}, a function that makes (model, inputs) or a retape.Step", markup=False)
     console.print("methods:")
     for method in METHODS.values():
         state = f"  ({method.missing})" if method.missing else ""

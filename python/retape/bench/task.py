@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,14 +10,20 @@ import torch
 
 from retape import memory
 
-Layers = Sequence[Callable[[torch.Tensor], torch.Tensor]]
-Apply = Callable[[Layers, torch.Tensor], torch.Tensor]  # calls layers in order, each with the last result
+Layers = Sequence[Callable[..., Any]]
+# `apply(layers, *given)` calls them in order: the first with all that is given, each other one with the last result.
+Apply = Callable[..., Any]
 
 
-def plain(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
+def plain(layers: Layers, *given: Any) -> Any:
+    return in_order(lambda index, layer, *given: layer(*given), layers, *given)
+
+
+def in_order(call: Callable[..., Any], layers: Layers, *given: Any) -> Any:
+    """`call(index, layer, *given)` for each."""
+    for index, layer in enumerate(layers):
+        given = (call(index, layer, *given),)
+    return given[0]
 
 
 class Named:
@@ -25,9 +32,9 @@ class Named:
     def __init__(self, layer: Any, name: str) -> None:
         self.layer, self.name = layer, name
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *given: Any) -> Any:
         with memory.region(self.name):
-            return self.layer(x)
+            return self.layer(*given)
 
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         with memory.region(self.name):
@@ -40,6 +47,11 @@ class Named:
 
 def name_of(layer: Any, index: int) -> str:
     return layer.name if isinstance(layer, Named) else f"layer {index}"
+
+
+def named_region(layer: Any) -> contextlib.AbstractContextManager[None]:
+    """Of a layer that has a name, around a call of what it is made of."""
+    return memory.region(layer.name) if isinstance(layer, Named) else contextlib.nullcontext()
 
 
 class Task:
@@ -58,8 +70,8 @@ class Task:
         """Where the model has it, if that is known."""
         return ""
 
-    def resident(self) -> int:
-        """Bytes that are there in any case: no activations."""
+    def resident(self, live: int) -> int:
+        """Bytes that are there in any case: no activations. live: those there were before the step."""
         return sum(tensor.nbytes for tensor in (*self.leaves.values(), *self.buffers.values()))
 
 

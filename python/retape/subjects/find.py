@@ -14,17 +14,21 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from retape._C import UsageError
 from retape.subjects import raised
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class NotBuilt(Exception):
@@ -40,15 +44,29 @@ class Subject:
     is_users: bool = field(default=False)  # its code is run
 
 
-def find(name: str) -> Subject:
-    """UsageError, with the closest spelling, if there is no such subject."""
+def find(name: str, options: Mapping[str, Any] | None = None) -> Subject:
+    """UsageError, with the closest spelling, if there is no such subject. options: arguments for a factory of
+    the user's."""
     kind, _, rest = name.partition(":")
     if not rest:
         raise UsageError(
             f"[verify] expected a subject like demo:gpt, hf:Llama or package.module:factory, "
             f"got {name!r}.{_offer(name, [*demos(), *cpp_names(), 'hf:'])}"
         )
-    return KINDS.get(kind, _imported)(name, rest)
+    if kind not in KINDS:
+        return _imported(name, rest, options or {})
+    if options:
+        raise UsageError(
+            f"[verify] {name}: expected no options, got {', '.join(options)}. Fix: a factory of yours takes them."
+        )
+    return KINDS[kind](name, rest)
+
+
+def announce(subjects: Sequence[Subject], console: Console) -> None:
+    """Whose code is going to be run."""
+    users = list(dict.fromkeys(subject.name for subject in subjects if subject.is_users))
+    if users:
+        console.print(f"Running the code of {', '.join(users)}.", markup=False)
 
 
 def demos() -> list[str]:
@@ -129,7 +147,7 @@ def _transformers() -> Iterator[None]:
         ) from error
 
 
-def _imported(name: str, rest: str) -> Subject:
+def _imported(name: str, rest: str, options: Mapping[str, Any]) -> Subject:
     module_name = name.partition(":")[0]
     here = str(Path.cwd())
     if here not in sys.path:
@@ -145,15 +163,36 @@ def _imported(name: str, rest: str) -> Subject:
             f"[verify] {name}: expected a function without arguments, got "
             f"{type(factory).__name__}. Fix: def factory(): return model, inputs."
         )
+    _check_options(factory, name, options)
 
     def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
         def seeded() -> Any:
             torch.manual_seed(seed)
-            return factory()
+            return factory(**options)
 
         return seeded, None, {"dtype": dtype}
 
     return Subject(name, make, is_users=True)
+
+
+def _check_options(factory: Callable[..., Any], name: str, options: Mapping[str, Any]) -> None:
+    """UsageError if it cannot be called with them."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # not written in Python
+        return
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [each for each, parameter in signature.parameters.items() if parameter.kind in by_name]
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        unknown = [each for each in options if each not in known]
+        offered = _offer(unknown[0], known) if unknown else " Fix: give all of them defaults."
+        got = f", got {', '.join(options)}" if options else ""
+        raise UsageError(
+            f"[verify] {name}: expected options of {name.partition(':')[2]}({', '.join(known)}){got}: "
+            f"{error}.{offered}"
+        ) from error
 
 
 def _module(module_name: str, name: str) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 import retape
 from retape._gpt import GPT, Size
+from retape._numbers import INT64, LAYERS, SIZE, THREADS, whole_number
 from retape._text import Exit, format_bytes
 from retape.training import harbour
 from retape.training.data import Text
@@ -28,23 +29,22 @@ from retape.training.settings import (
     real_number,
     settings,
     size_in_bytes,
-    whole_number,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN = "none"
-_COUNTS = {
-    "layers": (4, 1, "blocks of the transformer"),
-    "width": (64, 1, "of the residual stream"),
-    "heads": (4, 1, "of attention"),
-    "context": (64, 1, "characters that the model sees"),
-    "batch": (8, 1, "windows in a step"),
-    "steps": (100, 1, "to train, from the very start"),
-    "seed": (0, 0, "of weights, dropout and the order of the text"),
-    "threads": (1, 1, "of torch; another number may round otherwise"),
-    "save-every": (10, 0, "steps between saves, 0: at the end only"),
+_COUNTS = {  # by default, at least and at most
+    "layers": (4, 1, LAYERS, "blocks of the transformer"),
+    "width": (64, 1, SIZE, "of the residual stream"),
+    "heads": (4, 1, SIZE, "of attention"),
+    "context": (64, 1, SIZE, "characters that the model sees"),
+    "batch": (8, 1, SIZE, "windows in a step"),
+    "steps": (100, 1, INT64, "to train, from the very start"),
+    "seed": (0, 0, INT64, "of weights, dropout and the order of the text"),
+    "threads": (1, 1, THREADS, "of torch; another number may round otherwise"),
+    "save-every": (10, 0, INT64, "steps between saves, 0: at the end only"),
 }
 
 
@@ -53,13 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         choices=[PLAIN, "cheap", "full"],
         default="full",
-        help="none is plain autograd (full)",
+        help="none: plain autograd; cheap: what is cheap is replayed, no product of matrices; "
+        "full: all is (full)",
     )
-    for name, (default, least, what) in _COUNTS.items():
+    for name, (default, least, most, what) in _COUNTS.items():
         parser.add_argument(
             f"--{name}",
             metavar="N",
-            type=whole_number(least),
+            type=whole_number(least, most),
             default=default,
             help=f"{what} ({default})",
         )
@@ -89,13 +90,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the run is saved (build/train)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run that is saved in FOLDER"
+        "--resume",
+        action="store_true",
+        help="go on with the run that is saved in FOLDER; from the start if none is",
     )
     parser.add_argument(
         "--memory-limit",
         metavar="BYTES",
         type=size_in_bytes,
-        help="hard limit on what the process may allocate: 256MiB",
+        help="hard limit on what the process may allocate: 256MiB (none)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -105,7 +108,7 @@ class Training:
         self.args = args
         self.text = text
         self.totals = Totals(args.steps)
-        self.first_step = 0
+        self.first_step = self.saved_step = 0
         self.parameters = 0
         self.losses: list[float] = []
 
@@ -133,7 +136,7 @@ class Training:
 
     def _resume(self, shown: Shown) -> None:
         if self.args.resume and self.saved.path.exists():
-            self.totals.step = self.first_step = self.saved.load()
+            self.totals.step = self.first_step = self.saved_step = self.saved.load()
             shown.note(f"Going on after step {self.first_step}.")
         elif self.args.resume:
             shown.note(f"No saved run in {self.args.out}: from the start.")
@@ -141,11 +144,13 @@ class Training:
             raise Refused(
                 f"--out: there is a saved run in {self.args.out}. Fix: --resume, or another --out"
             )
+        self.saved.remove_half_saved()
 
     def _save_if_it_is_time(self) -> None:
         args, step = self.args, self.totals.step
         if step == args.steps or (args.save_every and step % args.save_every == 0):
             self.saved.save(step, step * args.batch, args.policy, self.text.alphabet)
+            self.saved_step = step
 
     def _step(self) -> None:
         args, totals = self.args, self.totals
@@ -207,6 +212,12 @@ def out_of_memory(args: argparse.Namespace, step: int) -> str:
     return text
 
 
+def interrupted(training: Training) -> str:
+    done, saved = training.totals.step, training.saved_step
+    rest = f"--resume goes on after step {saved}" if saved else "nothing is saved yet"
+    return f"interrupted after step {done}: {rest}"
+
+
 def read_text(args: argparse.Namespace) -> Text:
     path = Path(args.text) if args.text else harbour.PATH
     try:
@@ -240,6 +251,9 @@ def train(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, A
             limit_memory(args.memory_limit)
         try:
             training.run()
+        except KeyboardInterrupt:
+            sys.stderr.write(f"[retape train] {interrupted(training)}\n")
+            raise
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

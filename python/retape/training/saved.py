@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class SavedRun:
         self, out: Path, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, str]
     ) -> None:
         self.path = out / NAME
+        self._beside = out / f"{NAME}.tmp"
         self._model = model
         self._optimizer = optimizer
         self._settings = about
@@ -58,14 +60,23 @@ class SavedRun:
         tensors = dict(self._tensors())
         tensors["generator"] = torch.get_rng_state()
         tensors["alphabet"] = torch.tensor(list(alphabet), dtype=torch.uint8)
-        beside = self.path.with_name(f"{NAME}.tmp")
+        beside = self._beside
         try:
             save_file(tensors, beside, metadata)
+            _kill_if_told("half-written", step, beside)
             _sync(beside, os.O_RDWR)
+            _kill_if_told("before-rename", step)
             beside.rename(self.path)
+            _kill_if_told("after-rename", step)
             _sync(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except (OSError, SafetensorError) as error:
             raise Refused(f"cannot write {beside} ({_reason(error)})") from None
+
+    def remove_half_saved(self) -> None:
+        """What a run that was killed within a save may have left. Only for who has the lock of the
+        folder."""
+        with contextlib.suppress(OSError):  # the next save writes over it
+            self._beside.unlink()
 
     def load(self) -> int:
         """The step it was saved after."""
@@ -125,6 +136,17 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _kill_if_told(moment: str, step: int, cut: Path | None = None) -> None:
+    """For tests, which cannot hit such a moment from outside: with RETAPE_TRAIN_KILL=before-rename:30
+    in the environment the process is killed at that moment of the save of step 30. `cut` is left as
+    half of itself: its writer does not return before it is whole."""
+    if os.environ.get("RETAPE_TRAIN_KILL") != f"{moment}:{step}":
+        return
+    if cut is not None:
+        os.truncate(cut, cut.stat().st_size // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:

@@ -10,23 +10,11 @@ from retape._text import GIB, KIB, MIB
 from retape.training.data import Text
 
 _UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+_MOST_BYTES = 1e15
 
 
 class Refused(Exception):
     """The run cannot begin or go on; the text says why and what to do."""
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-        if number < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
-        return number
-
-    return parse
 
 
 def real_number(included: bool, high: float) -> Callable[[str], float]:
@@ -52,7 +40,10 @@ def size_in_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"expected a size like 256MiB (B, KiB, MiB or GiB), got {text!r}"
         )
-    return int(float(found[1]) * _UNITS[found[2]])
+    size = float(found[1]) * _UNITS[found[2]]
+    if size > _MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"expected at most {_MOST_BYTES:.0f} bytes, got {text!r}")
+    return int(size)
 
 
 def shortest(number: float) -> str:

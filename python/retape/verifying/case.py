@@ -12,6 +12,7 @@ import torch
 
 import retape
 from retape import _C, _tolerance
+from retape._text import told_by_a_verb
 from retape._verdict import Verdict
 from retape.subjects import raised
 from retape.subjects.find import NotBuilt, find
@@ -160,7 +161,7 @@ def run(
     except retape.UsageError as error:
         if not one_of_many:
             raise
-        result = Result(case, NOT_BUILT, reason=str(error).removeprefix("[verify] "))
+        result = Result(case, NOT_BUILT, reason=told_by_a_verb(error))
     except (Exception, SystemExit) as error:
         reason = f"the plain step raises {raised.in_short(error)}"
         result = Result(case, NOT_BUILT, reason=reason, more=raised.more(error))

@@ -16,7 +16,7 @@ import torch
 import retape
 from retape import _artefact, _tolerance
 from retape._progress import progress
-from retape._text import Exit, offer
+from retape._text import Exit, offer, told_by_a_verb
 from retape.subjects import find
 from retape.verifying import apart, faults, junit, table
 from retape.verifying import case as cases
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace, console: Console) -> Outcome:
             return _faults(args, rows, console)
         return _verify(args, rows, console)
     except retape.UsageError as error:
-        _usage(args, str(error).removeprefix("[verify] "))
+        _usage(args, told_by_a_verb(error))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -199,9 +199,7 @@ def _subjects(args: argparse.Namespace, console: Console) -> list[str]:
     if args.inject is not None and not names:
         return []
     names = list(dict.fromkeys(names or [*find.demos(), *find.cpp_names()]))
-    users = [name for name in names if find.find(name).is_users]
-    if users:
-        console.print(f"Running the code of {', '.join(users)}.", markup=False)
+    find.announce([find.find(name) for name in names], console)
     return names
 
 

@@ -25,7 +25,7 @@ from retape import UsageError, _artefact
 from retape._text import Exit
 from retape.bench import compare, judge
 from retape.bench.report import csv, markdown, page, terminal
-from retape.bench.result import ZERO, Run
+from retape.bench.result import VACUOUS, Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,11 +105,11 @@ def finish(
 
 
 def exit_code(run: Run) -> Exit:
-    """Wrong gradients of Retape's, or none, or zeros; what others get wrong is in the table."""
+    """Wrong gradients of Retape's, or none, or what proves nothing; what others get wrong is in the table."""
     rows = [row for subject in run.subjects for row in subject.rows]
     if any(row.breaks_promise for row in rows):
         return Exit.DIFFERENT
-    return Exit.VACUOUS if any(row.equal == ZERO for row in rows) else Exit.OK
+    return Exit.VACUOUS if any(row.equal in VACUOUS for row in rows) else Exit.OK
 
 
 def write(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+LEAST_SPAN = 0.05  # of a value
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,18 @@ class Axis:
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
+
+
+def spanning(low: float, high: float) -> tuple[float, float]:
+    """Ends of an axis with air on both sides. Values that are nearly the same look so: what differs by
+    less than LEAST_SPAN of itself does not fill a picture."""
+    air = max((high - low) * 0.1, (LEAST_SPAN * abs(high) - (high - low)) / 2) or 1.0
+    return max(low - air, 0.0), high + air
+
+
+def left_margin(ticks: Sequence[str]) -> float:
+    """So wide that the title of an axis stands beside its ticks."""
+    return max(58.0, 30 + 7 * max(map(len, ticks), default=0))
 
 
 def _round_step(rough: float) -> float:

@@ -1,4 +1,4 @@
-"""`retape report`: what a bench measured, shown again from its artefact, or beside an older one."""
+"""`retape report`: a bench or a gradcheck, shown again from its artefact; a bench also beside an older one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any
 from retape import UsageError
 from retape._text import Exit
 from retape.bench import compare, report
+from retape.gradchecking import again
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artefact", metavar="RUN.json", help="the artefact of a bench")
+    parser.add_argument("artefact", metavar="RUN.json", help="the artefact of a bench, or of a gradcheck")
     report.add_arguments(parser)
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
     asked = report.check(args)
     try:
+        found = again.load(args.artefact)
+        if found is not None:
+            args.environment = lambda: found.environment
+            args.command_line = found.command or args.command_line
+            return again.show(found, args, console)
         shown = compare.load(args.artefact)
     except UsageError as error:
         args.parser.print_usage(sys.stderr)

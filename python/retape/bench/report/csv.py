@@ -29,13 +29,13 @@ _EMPTY = Subject("", "", "", {})
 
 def _line(subject: Subject, row: Row) -> dict[str, Any]:
     line: dict[str, Any] = {
-        "group": _text(subject.group),
-        "subject": _text(subject.key),
-        "size": _text(cells.size_text(subject.size)),
-        "time_size": _text(cells.size_text(subject.time_size or subject.size)),
-        "method": _text(row.method),
-        "family": _text(row.family),
-        "around": _text(row.around),
+        "group": text(subject.group),
+        "subject": text(subject.key),
+        "size": text(cells.size_text(subject.size)),
+        "time_size": text(cells.size_text(subject.time_size or subject.size)),
+        "method": text(row.method),
+        "family": text(row.family),
+        "around": text(row.around),
         "peak_bytes": row.peak,
         "held_bytes": row.held,
     }
@@ -47,13 +47,14 @@ def _line(subject: Subject, row: Row) -> dict[str, Any]:
         **line,
         "memory_saved": None if row is subject.plain else saved(row, subject.plain),
         "gflop": row.gflop,
-        "bits": _text(row.equal or ""),
+        "bits": text(row.equal or ""),
         "ops_replayed": row.replayed,
-        "skipped": _text(row.skipped),
-        "error": _text(row.error),
+        "skipped": text(row.skipped),
+        "error": text(row.error),
     }
 
 
-def _text(value: str) -> str:
-    text = printable(value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+def text(value: str) -> str:
+    """A name, and never a formula."""
+    shown = printable(value)
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown

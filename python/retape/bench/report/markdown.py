@@ -14,11 +14,11 @@ from retape.bench.result import Run, Subject
 def render(run: Run, environment: dict[str, Any], command: str = "") -> str:
     parts = ["# retape bench"]
     if command:
-        parts.append("Made by " + _code(command))
+        parts.append("Made by " + code(command))
     parts += [f"> Warning: {escape(warning)}" for warning in run.warnings]
     parts += [_section(subject) for subject in run.subjects] or ["Nothing was measured."]
     if run.subjects:
-        parts.append(f"{cells.legend(run)} ◆: nothing beats it in both memory and time.")
+        parts += filter(None, (cells.legend(run), cells.mark_legend(run)))
     parts.append("## Machine\n\n" + _machine(environment))
     return "\n\n".join(parts) + "\n"
 
@@ -30,7 +30,7 @@ def escape(text: str) -> str:
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", text)
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """A code span; its fence is longer than any run of ticks in it."""
     text = printable(text)
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
@@ -43,14 +43,15 @@ def _section(subject: Subject) -> str:
     headings = ["method", *(f"{c.heading}, {c.unit}" if c.unit else c.heading for c in columns)]
     rows = []
     notes = []
-    for index, label in enumerate(cells.labels(subject)):
-        name = escape(label)
+    names = cells.labels(subject)
+    for index in cells.shown(subject):
+        name = escape(names[index])
         figures = [_cell(column.cells[index]) for column in columns]
-        rows.append([f"{name} ◆" if index in best else name, *figures])
+        rows.append([f"{name} {cells.MARK}" if index in best else name, *figures])
         if cells.note(subject.rows[index]):
             notes.append(f"- {name}: {escape(cells.note(subject.rows[index]))}")
     parts = [f"## {escape(subject.key)}", escape(subject.title), escape(cells.sizes_text(subject))]
-    parts += [_table(headings, rows), "\n".join(notes)]
+    parts += [table_of(headings, rows) if rows else "", "\n".join(notes), escape(cells.not_run(subject))]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -61,13 +62,13 @@ def _cell(cell: cells.Cell) -> str:
     return f"{text} ± {cell.spread}" if cell.spread else text
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [headings, ["---", *("---:" for _ in headings[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _machine(environment: dict[str, Any]) -> str:
-    return _table(
+    return table_of(
         ["what", "found"],
         [[escape(name.replace("_", " ")), escape(str(found))] for name, found in environment.items()],
     )

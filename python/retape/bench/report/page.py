@@ -43,10 +43,12 @@ class Section:
     size: str
     sentence: str
     families: list[tuple[str, str]]
-    plot: pareto.Plot | None
+    plots: list[pareto.Plot]
     pictures: list[timeline.Picture]
     columns: list[cells.Column]
     rows: list[TableRow]
+    frontier: str  # what its mark means
+    not_run: str
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Chosen:
     """A row of a subject in the overview."""
 
     label: str = ""
-    saved: str = ""
-    time: str = ""
+    saved: cells.Cell = cells.Cell()
+    time: cells.Cell = cells.Cell()
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Page:
     cards: list[Card]
     warnings: list[str]
     overview: list[Summary]
+    chosen: str  # which rows are in it
+    timed: bool
     groups: list[tuple[str, list[Section]]]
     legend: str
     marks: dict[str, str]
@@ -97,38 +101,64 @@ def of_run(run: Run, environment: dict[str, Any], command: str = "") -> Page:
         group.append(_section(f"s{number}", subject))
     return Page(
         title="What recomputing saves, and what it costs",
-        lead="Each subject is one training step, forward and backward, run by every method on the same "
-        "work. Memory is counted byte by byte, time is taken in interleaved rounds, and gradients "
-        "are compared with plain autograd's, bit for bit.",
+        lead=_lead(run),
         cards=_cards(run),
         warnings=run.warnings,
         overview=_overview(run) if len(run.subjects) > 1 else [],
+        chosen=_chosen_text(run),
+        timed=_timed(run),
         groups=list(groups.items()),
-        legend=cells.legend(run),
+        legend=" ".join(filter(None, (cells.legend(run), cells.mark_legend(run, "Frontier")))),
         marks=pareto.MARKS,
         machine=[(name.replace("_", " "), str(found)) for name, found in environment.items()],
         command=command,
     )
 
 
+def _lead(run: Run) -> str:
+    """Of what was measured, and no more."""
+    timed, compared = _timed(run), _compared(run)
+    done = ["Memory is counted byte by byte"]
+    done += ["time is taken in interleaved rounds"] * timed
+    done += ["gradients are compared with plain autograd's, bit for bit"] * compared
+    missing = ["no times were taken"] * (not timed) + ["gradients were not compared"] * (not compared)
+    sentences = [
+        "Each subject is one training step, forward and backward, run by every method on the same work",
+        done[0] if len(done) == 1 else f"{', '.join(done[:-1])}{',' * (len(done) > 2)} and {done[-1]}",
+        " and ".join(missing).capitalize(),
+    ]
+    return " ".join(f"{sentence}." for sentence in sentences if sentence)
+
+
+def _timed(run: Run) -> bool:
+    return any(cells.timed(subject) for subject in run.subjects)
+
+
+def _compared(run: Run) -> bool:
+    return any(cells.compared(subject) for subject in run.subjects)
+
+
 def _section(anchor: str, subject: Subject) -> Section:
     columns = cells.columns(subject)
     best = set(cells.frontier(subject))
-    present = Counter(pareto.family_class(row.family) for row in subject.rows)
+    shown = cells.shown(subject)
+    names = cells.labels(subject)
+    present = Counter(pareto.family_class(subject.rows[index].family) for index in shown)
     most = max((timeline.peak(each) for each in subject.timelines), default=0)
     pictures = [timeline.picture(each, most) for each in subject.timelines]
     rows = [
         TableRow(
-            label=label,
-            family=pareto.family_class(row.family),
+            label=names[index],
+            family=pareto.family_class(subject.rows[index].family),
             best=index in best,
-            ours=row.family == "retape",
-            note=cells.note(row),
-            tone="bad" if row.error else "quiet",
+            ours=cells.is_ours(subject.rows[index]),
+            note=cells.note(subject.rows[index]),
+            tone="bad" if subject.rows[index].error else "quiet",
             cells=[column.cells[index] for column in columns],
         )
-        for index, (label, row) in enumerate(zip(cells.labels(subject), subject.rows, strict=True))
+        for index in shown
     ]
+    plots = [pareto.plot(subject, cost) for cost in ("time", "GFLOP")]
     return Section(
         anchor,
         subject.key,
@@ -136,41 +166,53 @@ def _section(anchor: str, subject: Subject) -> Section:
         cells.sizes_text(subject),
         _sentence(subject),
         [(family, words) for family, words in FAMILIES.items() if present[family]],
-        pareto.plot(subject),
+        [plot for plot in plots if plot is not None],
         [picture for picture in pictures if picture is not None],
         columns,
         rows,
+        cells.frontier_text(cells.frontier_cost(subject)),
+        cells.not_run(subject),
     )
 
 
 def least(subject: Subject, ours: bool) -> Row | None:
-    """The row with the lowest peak, and of those the quickest: of Retape's with plain's bits, or of all
-    others but plain with right gradients."""
-    right = (BITWISE,) if ours else (BITWISE, CLOSE)
+    """The row with the lowest peak, and of those the quickest, or the one with the fewest GFLOP: of
+    Retape's with plain's bits, or of all others but plain with right gradients. Where none were
+    compared, of those that promise them."""
     rows = [
         row
         for row in subject.rows
         if row.peak is not None
         and row.family != "plain"
-        and (row.family == "retape") is ours
-        and row.equal in right
+        and cells.is_ours(row) is ours
+        and _may_be_best(row, ours, cells.compared(subject))
     ]
 
-    def cost(row: Row) -> tuple[int, float]:
-        slower = cells.time_delta(row, subject.plain)
-        return row.peak, float("inf") if slower is None else slower
+    def cost(row: Row) -> tuple[float, ...]:
+        paid = (cells.time_delta(row, subject.plain), row.gflop)
+        return (row.peak, *(float("inf") if each is None else each for each in paid))
 
     return min(rows, key=cost, default=None)
+
+
+def _may_be_best(row: Row, ours: bool, compared: bool) -> bool:
+    if not compared:
+        return not row.error and not (ours and row.rounds)
+    return row.equal in ((BITWISE,) if ours else (BITWISE, CLOSE))
+
+
+def _chosen_text(run: Run) -> str:
+    right = " and right gradients" * _compared(run)
+    return f"The row with the lowest peak{right}: of Retape, and of all others but plain."
 
 
 def _chosen(subject: Subject, row: Row | None) -> Chosen:
     if row is None:
         return Chosen()
-    less, more = saved(row, subject.plain), cells.time_delta(row, subject.plain)
     return Chosen(
         _label(subject, row) + (", equal to rounding" if row.equal == CLOSE else ""),
-        "" if less is None else f"{less:z.1%}",
-        "" if more is None else f"{more:+z.1%}",
+        cells.saved_cell(row, subject.plain),
+        cells.delta_cell(row, subject.plain),
     )
 
 
@@ -184,9 +226,23 @@ def _sentence(subject: Subject) -> str:
     less = saved(row, subject.plain) if row else None
     if row is None or less is None:
         return ""
-    more = cells.time_delta(row, subject.plain)
-    text = f"{_label(subject, row)} needs {1 - less:.0%} of plain's peak"
-    return f"{text}, in {1 + more:.2f} times its time." if more is not None else f"{text}."
+    return f"{_memory_text(_label(subject, row), less)}{_time_text(row, subject.plain)}."
+
+
+def _memory_text(name: str, less: float) -> str:
+    if f"{less:z.1%}" == "0.0%":
+        return f"Nothing is saved here: {name} needs plain's peak"
+    part = f"{1 - less:.0%}"
+    return f"{name} needs {f'{1 - less:.1%}' if part == '100%' else part} of plain's peak"
+
+
+def _time_text(row: Row, plain: Row | None) -> str:
+    more = cells.time_delta(row, plain)
+    if more is None:
+        return ""
+    half = cells.half_spread(row.ratio)
+    spread = "" if half is None else f" ± {half:.2f}"
+    return f", in {1 + more:.2f}{spread} times its time"
 
 
 def _overview(run: Run) -> list[Summary]:
@@ -205,27 +261,38 @@ def _overview(run: Run) -> list[Summary]:
 
 def _cards(run: Run) -> list[Card]:
     rows = [row for subject in run.subjects for row in subject.rows]
-    ours = [row for row in rows if row.family == "retape" and row.equal is not None]
-    compared = [row for row in ours if not row.rounds]
-    same = sum(row.equal == BITWISE for row in compared)
-    failed, skipped = [row for row in rows if row.error], sum(bool(row.skipped) for row in rows)
-    cards = [Card("subjects", str(len(run.subjects)), f"{len(rows)} rows in all", "quiet")]
+    ran = [row for row in rows if not row.skipped]
+    cards = [Card("subjects", str(len(run.subjects)), f"{len(ran)} rows in all", "quiet")]
     best = _best(run)
     if best is not None:
         subject, row, less = best
         text = f"{_label(subject, row)}, {subject.key}"
         cards.append(Card("most memory saved", f"{less:.0%}", text, "good" if less > 0 else "loud"))
-    if compared:
-        tone = "good" if same == len(compared) else "bad"
-        others = f"; {len(ours) - len(compared)} more sum in another order"
-        text = "of Retape's rows have plain's gradients" + others * (len(ours) > len(compared))
-        cards.append(Card("bitwise equal", f"{same} of {len(compared)}", text, tone))
-    if failed or skipped:
-        text = f"failed, {skipped} skipped" if skipped else "failed"
-        broken = any(row.breaks_promise for row in failed)
-        tone = "bad" if broken else "loud" if failed else "quiet"
-        cards.append(Card("not measured", str(len(failed)), text, tone))
-    return cards
+    made = (_bits_card(ran), _missing_card(rows))
+    return cards + [card for card in made if card is not None]
+
+
+def _bits_card(rows: list[Row]) -> Card | None:
+    ours = [row for row in rows if cells.is_ours(row) and row.equal is not None]
+    compared = [row for row in ours if not row.rounds]
+    if not compared:
+        return None
+    same = sum(row.equal == BITWISE for row in compared)
+    others = f"; {len(ours) - len(compared)} more sum in another order"
+    text = "of Retape's rows have plain's gradients" + others * (len(ours) > len(compared))
+    tone = "good" if same == len(compared) else "bad"
+    return Card("bitwise equal", f"{same} of {len(compared)}", text, tone)
+
+
+def _missing_card(rows: list[Row]) -> Card | None:
+    failed, skipped = [row for row in rows if row.error], sum(bool(row.skipped) for row in rows)
+    if not failed and not skipped:
+        return None
+    told = [f"{len(failed)} failed"] * bool(failed) + [f"{skipped} not run"] * bool(skipped)
+    text = f"row{'s' * (len(failed) + skipped != 1)}: {', '.join(told)}"
+    broken = any(row.breaks_promise for row in failed)
+    tone = "bad" if broken else "loud" if failed else "quiet"
+    return Card("not measured", str(len(failed) + skipped), text, tone)
 
 
 def _best(run: Run) -> tuple[Subject, Row, float] | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from retape._table import Column, Layout, fitted
 from retape._text import printable
 from retape.bench import cells
 from retape.bench.result import Run, Subject
@@ -13,94 +15,107 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# What a narrow terminal does without, the first of them first.
+_SPREADS = ("forward", "backward", "total", "time")  # columns that have one
+# What a narrow terminal does without, the first of them first: spreads, then columns. That of the
+# time delta is what a difference is judged by: it goes last.
+_SPREADS_FIRST = (("forward", "backward"), ("total",))
 _DISPENSABLE = ("forward", "backward", "replayed", "GFLOP", "total", "held")
-_METHOD = 24  # characters that names of methods have in any case; longer ones go on below
+_LAST = ("saved", "bits", "time")
+_METHOD = 25  # characters that names of methods have in any case; longer ones go on below
 
 _STYLES = {"good": "green", "loud": "yellow", "bad": "bold red", "": ""}
 
 
 def print_subject(subject: Subject, console: Console) -> None:
-    console.print(table(subject, console.width))
-    for label, row in zip(cells.labels(subject), subject.rows, strict=True):
+    console.print(table(subject, console))
+    names = cells.labels(subject)
+    for index in cells.shown(subject):
+        row = subject.rows[index]
         if cells.note(row):
             style = "red" if row.error else "dim"
-            console.print(f"  {label}: {cells.note(row)}", style=style, markup=False)
+            console.print(f"  {names[index]}: {cells.note(row)}", style=style, markup=False)
+    if missing := cells.not_run(subject):
+        console.print(f"  {missing}", style="dim", markup=False)
+    console.print()
 
 
 def print_rest(run: Run, console: Console) -> None:
     """What comes behind the subjects."""
     if run.subjects:
-        console.print(cells.legend(run), style="dim", markup=False)
+        for text in filter(None, (cells.legend(run), cells.mark_legend(run))):
+            console.print(text, style="dim", markup=False)
     else:
         console.print("Nothing was measured.", style="yellow")
     for warning in run.warnings:
         console.print(f"Warning: {printable(warning)}", style="yellow", markup=False)
 
 
-def table(subject: Subject, width: int) -> Table:
-    """Plain's row first as it comes; "◆" marks what nothing beats in both memory and time."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def table(subject: Subject, console: Console) -> Table:
+    """The richest that fits, every figure whole. Plain's row first as it comes."""
     from rich.text import Text
 
-    names, columns = cells.labels(subject), cells.columns(subject)
-    widths = {column.name: _width(column) for column in columns}
-    least = min(_METHOD, max((len(name) + 2 for name in names), default=0))
-    columns = _fitting(columns, widths, width - least)
-    absent = ", ".join(name for name in widths if name not in {column.name for column in columns})
-    caption = cells.sizes_text(subject) + f"\nOnly in a wider terminal: {absent}" * bool(absent)
     title = Text.assemble((printable(subject.key), "bold"), f"\n{printable(subject.title)}")
-    made = Table(
+    return fitted(
+        _layouts(subject),
+        console,
+        lambda layout: cells.sizes_text(subject),
         title=title,
-        caption=Text(caption),
-        box=SIMPLE_HEAD,
-        pad_edge=False,
         title_style="",
-        title_justify="left",
-        caption_justify="left",
     )
-    made.add_column("method", vertical="bottom", min_width=least)
-    for column in columns:
-        justify = "left" if column.name == "bits" else "right"
-        made.add_column(_heading(column), justify=justify, no_wrap=True)
-    best = set(cells.frontier(subject))
-    for index, label in enumerate(names):
-        mark = "◆ " if index in best else "  "
-        family = subject.rows[index].family
-        name = Text(mark + label, style="bold" if family == "retape" else "")
-        made.add_row(name, *(_cell(column, index) for column in columns))
-    return made
 
 
-def _heading(column: cells.Column) -> str:
-    return f"{column.name}\n{column.unit}" if column.unit else column.name
+def _layouts(subject: Subject) -> Iterator[Layout]:
+    """From all there is down to the peak alone."""
+    columns, spreads = cells.columns(subject), set(_SPREADS)
 
+    def layout() -> Layout:
+        return [*_names(subject), *(_column(subject, column, column.name in spreads) for column in columns)]
 
-def _width(column: cells.Column) -> int:
-    """Of the column and the space beside it."""
-    shown = [_cell(column, index).cell_len for index in range(len(column.cells))]
-    return 3 + max(*(len(line) for line in _heading(column).splitlines()), *shown)
-
-
-def _fitting(
-    columns: list[cells.Column], widths: dict[str, int], room: int
-) -> list[cells.Column]:
-    """Without the least important ones, where not all of them fit."""
+    yield layout()
+    for names in _SPREADS_FIRST:
+        spreads.difference_update(names)
+        yield layout()
     for name in _DISPENSABLE:
-        if sum(widths[column.name] for column in columns) <= room:
-            break
         columns = [column for column in columns if column.name != name]
-    return columns
+        yield layout()
+    spreads.clear()
+    yield layout()
+    for name in _LAST:
+        columns = [column for column in columns if column.name != name]
+        yield layout()
 
 
-def _cell(column: cells.Column, index: int) -> Text:
+def _names(subject: Subject) -> list[Column]:
     from rich.text import Text
 
-    cell = column.cells[index]
-    if not cell.text:
-        return Text("–", style="dim")
-    made = Text(cell.text, style=_STYLES[cell.tone])
-    if cell.spread and column.name == "total":
-        made.append(f" ± {cell.spread}", style="dim")
+    names, best = cells.labels(subject), set(cells.frontier(subject))
+    rows = cells.shown(subject)
+    bold = {index for index in rows if cells.is_ours(subject.rows[index])}
+    methods = [Text(names[index], style="bold" if index in bold else "") for index in rows]
+    marks = [cells.MARK * (index in best) for index in rows]
+    return [Column("mark", marks, ""), Column("method", methods, justify="left", least=_METHOD)]
+
+
+def _column(subject: Subject, column: cells.Column, with_spread: bool) -> Column:
+    heading = f"{column.name}\n{column.unit}" if column.unit else column.name
+    justify = "left" if column.name == "bits" else "right"
+    return Column(column.name, _figures(column, cells.shown(subject), with_spread), heading, justify)
+
+
+def _figures(column: cells.Column, rows: list[int], with_spread: bool) -> list[Text]:
+    """Cells with their points below each other: all spreads are as wide as the widest."""
+    from rich.text import Text
+
+    shown = [column.cells[index] for index in rows]
+    widest = max((len(cell.spread) for cell in shown), default=0) if with_spread else 0
+    made = []
+    for cell in shown:
+        if not cell.text:
+            made.append(Text("–", style="dim"))
+            continue
+        text = Text(cell.text, style=_STYLES[cell.tone])
+        if widest:
+            spread = f" ± {cell.spread:>{widest}}" if cell.spread else " " * (widest + 3)
+            text.append(spread, style="dim")
+        made.append(text)
     return made

@@ -1,4 +1,4 @@
-"""Live bytes of a step, allocation by allocation: what was kept, replayed, and made by backward.
+"""Live bytes of a step, allocation by allocation: what was kept or passed by, replayed, and made by backward.
 
 Only geometry and data; the template draws the areas, the page's script tells what is under the
 pointer. However long a step is, its picture has at most STEPS moments, and the peak is one of them.
@@ -13,19 +13,23 @@ from typing import Any
 
 from retape._text import printable
 from retape.bench import cells
-from retape.bench.report.axis import Axis, short, tick_text
+from retape.bench.report.axis import Axis, left_margin, short, tick_text
 from retape.bench.result import Event, Timeline
 
 WIDTH, HEIGHT = 600, 240
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 26, 40
+RIGHT, TOP, BOTTOM = 20, 26, 40
 STEPS = 1000
+_BOLD = 7.2  # of a character of the peak's name: rather too wide
 NAMED = 1500  # allocations that can be pointed at
 
 # From the bottom up. "before": there when the step began, or of no kind that is known.
-KINDS = ("before", "kept", "gradient", "replayed")
+# "passing": made by forward and dropped before backward began, which nobody kept.
+KINDS = ("before", "kept", "passing", "gradient", "replayed")
+KEPT, PASSING, GRADIENT = (KINDS.index(kind) for kind in ("kept", "passing", "gradient"))
 WORDS = {
     "before": "from before the step",
     "kept": "kept from forward",
+    "passing": "made and dropped in forward",
     "gradient": "gradients",
     "replayed": "replayed",
 }
@@ -46,7 +50,6 @@ class Picture:
     peak_y: str
     peak_x: str
     peak_label_y: str
-    peak_anchor: str
     areas: list[tuple[str, str]]  # kind and path, the one to draw first first
     kinds: list[tuple[str, str]]  # kind and words, of those that are there
     x_ticks: list[tuple[str, str]]
@@ -57,6 +60,7 @@ class Picture:
     has_backward: bool
     events: int
     merged: bool
+    left: float  # where the areas begin
     data: dict[str, Any]  # for the script
 
 
@@ -76,14 +80,17 @@ def allocations(events: Sequence[Event]) -> list[Allocation]:
     """A free belongs to the last allocation with its id that is still open."""
     found: list[Allocation] = []
     open_: dict[int, int] = {}
+    is_forward = True
     for index, event in enumerate(events):
+        is_forward = is_forward and event.kind not in KINDS[GRADIENT:]
         if event.bytes >= 0:
             kind = KINDS.index(event.kind) if event.kind in KINDS else 0
             open_[event.id] = len(found)
             found.append(Allocation(index, len(events), kind))
         elif event.id in open_:
             place = open_.pop(event.id)
-            found[place] = Allocation(found[place].event, index, found[place].kind)
+            kind = PASSING if is_forward and found[place].kind == KEPT else found[place].kind
+            found[place] = Allocation(found[place].event, index, kind)
     return found
 
 
@@ -118,37 +125,40 @@ def picture(timeline: Timeline, most: int) -> Picture | None:
     at = moments(events)
     known = allocations(events)
     levels = live(events, known, at)
-    across = Axis(0, len(at), LEFT, WIDTH - RIGHT)
     up = Axis(0, max(most, 1) * 1.12, HEIGHT - BOTTOM, TOP)
     unit = cells.bytes_unit([most])
     y_values = up.ticks(4, unit.scale)
     y_step = y_values[1] / unit.scale
+    y_ticks = [(short(up.at(v)), tick_text(v / unit.scale, y_step)) for v in y_values]
+    left = left_margin([text for _, text in y_ticks])
+    across = Axis(0, len(at), left, WIDTH - RIGHT)
     top = max(range(len(at)), key=lambda i: events[at[i]].current)
-    first = next((each.event for each in known if each.kind >= 2), None)
+    first = next((each.event for each in known if each.kind >= GRADIENT), None)
     backward = None if first is None else bisect_left(at, first)
     there = [kind for kind in range(len(KINDS)) if any(level[kind] for level in levels)]
-    peak_x = across.at(top + 0.5)
     op = printable(events[at[top]].op)
+    peak_text = f"peak {unit.number(peak(timeline))} {unit.name}" + (f" at {_cut(op, 36)}" if op else "")
+    half = len(peak_text) * _BOLD / 2
     return Picture(
         method=printable(timeline.method),
         peak=peak(timeline),
-        peak_text=f"peak {unit.number(peak(timeline))} {unit.name}" + (f" at {_cut(op, 36)}" if op else ""),
+        peak_text=peak_text,
         peak_y=short(up.at(peak(timeline))),
-        peak_x=short(peak_x),
+        # Above the peak, and inside.
+        peak_x=short(max(left + half, min(across.at(top + 0.5), across.end - half))),
         peak_label_y=short(up.at(peak(timeline)) - 5),
-        # On either side, or in the middle, there is room for the longest text.
-        peak_anchor="start" if peak_x < WIDTH * 0.42 else "end" if peak_x > WIDTH * 0.67 else "middle",
         areas=[(KINDS[kind], _area(levels, kind, across, up)) for kind in reversed(there)],
         kinds=[(KINDS[kind], WORDS[KINDS[kind]]) for kind in there],
         x_ticks=_event_ticks(len(events), across),
-        y_ticks=[(short(up.at(v)), tick_text(v / unit.scale, y_step)) for v in y_values],
+        y_ticks=y_ticks,
         y_title=f"live, {unit.name}",
         backward_x="" if backward is None else short(across.at(backward)),
-        has_forward=backward is not None and across.at(backward) > LEFT + 60,
+        has_forward=backward is not None and across.at(backward) > left + 60,
         has_backward=backward is not None and across.at(backward) < WIDTH - RIGHT - 70,
         events=len(events),
         merged=len(at) < len(events),
-        data=_data(events, known, at, levels, up.high),
+        left=left,
+        data=_data(events, known, at, levels, across, up),
     )
 
 
@@ -193,7 +203,8 @@ def _data(
     known: Sequence[Allocation],
     at: Sequence[int],
     levels: Sequence[Sequence[int]],
-    most: float,
+    across: Axis,
+    up: Axis,
 ) -> dict[str, Any]:
     names = _Names()
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -210,8 +221,8 @@ def _data(
     largest = sorted(alike.items(), key=lambda item: item[1][0] * (item[0][0] - item[0][1]))[:NAMED]
     rows = sorted([*key, *total] for key, total in largest)
     return {
-        "box": [LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM, WIDTH],
-        "most": round(most),
+        "box": [across.start, TOP, across.end, HEIGHT - BOTTOM, WIDTH],
+        "most": round(up.high),
         "words": [WORDS[kind] for kind in KINDS],
         "moments": list(at),
         "events": len(events),
