@@ -4,6 +4,7 @@
 #include <retape/dist/dist.h>
 
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -209,6 +210,13 @@ void bind_sums(py::module_& module) {
         return contribute_once(name, Replicated<at::Tensor>(value), group, owner).value();
       },
       kNoGil);
+  module.def(
+      "contribute_once",
+      [](const std::string& name, const at::Tensor& like, const std::function<at::Tensor()>& compute,
+         const Group& group, int owner) {
+        const auto replicated = [&] { return Replicated<at::Tensor>(compute()); };
+        return contribute_once(name, like, replicated, group, owner).value();
+      });
   module.def(
       "contribute_from",
       [](const std::string& name, const at::Tensor& value, const Group& group, int owner) {

@@ -2,8 +2,6 @@
 
 #include <retape/dist/dist.h>
 
-#include <algorithm>
-
 namespace three_pool {
 
 namespace {
@@ -116,12 +114,7 @@ class BlockRank {
 
 Outcome run_block(const Rank& rank, int block) {
   BlockRank trainer(rank, block);
-  Outcome outcome;
-  for (int step = 0; step < std::max(rank.run.steps, 1); ++step) {
-    trainer.step(step, outcome);
-    rank.log(step, outcome);
-  }
-  return outcome;
+  return rank.all_steps(trainer);
 }
 
 }  // namespace three_pool

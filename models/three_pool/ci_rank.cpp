@@ -4,8 +4,6 @@
 
 #include <retape/dist/dist.h>
 
-#include <algorithm>
-
 namespace three_pool {
 
 namespace {
@@ -103,12 +101,7 @@ class CiRank {
 
 Outcome run_ci(const Rank& rank) {
   CiRank trainer(rank);
-  Outcome outcome;
-  for (int step = 0; step < std::max(rank.run.steps, 1); ++step) {
-    trainer.step(step, outcome);
-    rank.log(step, outcome);
-  }
-  return outcome;
+  return rank.all_steps(trainer);
 }
 
 }  // namespace three_pool

@@ -17,7 +17,12 @@ namespace three_pool {
 using torch::Tensor;
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-// What the gradient of a source is divided by: the elements of its rank's part of the batch, or of all of it.
+// How far the target with masked sites is from the target as it is, and how many such errors there are to divide by.
+//   Squares     of differences, one for each element of the output
+//   Divergence  Kullback-Leibler's, of the output taken for logits, one for each position
+enum class Error { Squares, Divergence };
+
+// What the gradient of a source is divided by: the errors of its rank's part of the batch, or of all of it.
 enum class SourceCount { Shard, Batch };
 
 struct Config {
@@ -28,6 +33,9 @@ struct Config {
   int64_t components = 5;  // of the first site; each further one has one more
 
   int64_t ci_hidden = 12;  // of the CI function
+
+  Error error = Error::Squares;
+  int64_t errors_in_a_row() const { return error == Error::Squares ? positions * width : positions; }
 
   // Importance: sum over components of mean + beta * mean * log2(1 + sum), of the p-th powers.
   double first_power = 2, last_power = 1.2;  // p falls from one to the other over anneal_steps

@@ -68,12 +68,20 @@ Tensor Reconstruction::error(const Components& components, const std::map<size_t
     });
   };
   if (!config_.recompute) {
-    return (run() - output_).square().sum();
+    return error(run());
   }
   scopes_.push_back(std::make_unique<retape::Recompute>(retape::Policy::full().anchors(false), "target"));
   const auto output = run();
   scopes_.back()->close();
-  return (output - output_).square().sum();
+  return error(output);
+}
+
+Tensor Reconstruction::error(const Tensor& output) const {
+  if (config_.error == Error::Squares) {
+    return (output - output_).square().sum();
+  }
+  const auto expected = output_.log_softmax(-1);
+  return (expected.exp() * (expected - output.log_softmax(-1))).sum();
 }
 
 Tensor Reconstruction::stoch_error(

@@ -3,8 +3,8 @@
 //
 //   faith   || weight - (V U)^T ||^2 of all sites                                      / number of weights
 //   imp     sum over components of S + beta S log2(1 + S), S = sum of upper^p          / number of positions
-//   stoch   error of the target with one site masked at random, summed over sites      / sites / elements
-//   ppgd    error of the target with all sites masked by sources that make it large    / elements
+//   stoch   error of the target with one site masked at random, summed over sites      / sites / errors
+//   ppgd    error of the target with all sites masked by sources that make it large    / errors
 //
 // S is the sum over the whole batch: the term is not a mean over rows.
 #pragma once
@@ -30,7 +30,7 @@ Tensor faith_error(const Target& target, const Components& components, SiteRange
 Tensor importance_sums(const Tensor& upper, const Config& config, int step);  // [sum of components]
 Tensor importance(const Tensor& sums, const Config& config);                  // of sums over the whole batch
 
-// Squared errors of the target with masked sites against the target as it is, on some rows.
+// Errors of the target with masked sites against the target as it is, on some rows: sums of what Config::error says.
 class Reconstruction {
  public:
   Reconstruction(const Target& target, const Config& config, Tensor x);
@@ -44,10 +44,11 @@ class Reconstruction {
       retape::dist::RowRange rows);
   Tensor ppgd_error(const Components& components, const Tensor& lower, const Sources& sources);
 
-  int64_t count() const { return output_.numel(); }  // of elements that an error is a sum over
+  int64_t count() const { return output_.size(0) * config_.errors_in_a_row(); }  // that an error is a sum of
 
  private:
   Tensor error(const Components& components, const std::map<size_t, Mask>& masks);
+  Tensor error(const Tensor& output) const;
 
   const Target& target_;
   const Config& config_;

@@ -2,8 +2,6 @@
 
 #include <retape/dist/dist.h>
 
-#include <algorithm>
-
 namespace three_pool {
 
 namespace {
@@ -96,12 +94,7 @@ Outcome run_ppgd(const Rank& rank) {
     return {};
   }
   PpgdRank trainer(rank);
-  Outcome outcome;
-  for (int step = 0; step < std::max(rank.run.steps, 1); ++step) {
-    trainer.step(step, outcome);
-    rank.log(step, outcome);
-  }
-  return outcome;
+  return rank.all_steps(trainer);
 }
 
 }  // namespace three_pool

@@ -7,6 +7,8 @@
 #include <three_pool/owned.h>
 #include <three_pool/trainer.h>
 
+#include <algorithm>
+
 namespace three_pool {
 
 struct Rank {
@@ -18,10 +20,17 @@ struct Rank {
 
   Rank(const retape::dist::Case& run, const retape::dist::World& world, const Config& config);
 
-  void log(int step, const retape::dist::Outcome& outcome) const {
-    if (config.on_step) {
-      config.on_step(step, outcome.losses);
+  // `trainer.step(step, outcome)`, as often as the case says. A case of no steps has one, without the optimizer.
+  template <typename Trainer>
+  retape::dist::Outcome all_steps(Trainer& trainer) const {
+    retape::dist::Outcome outcome;
+    for (int step = 0; step < std::max(run.steps, 1); ++step) {
+      trainer.step(step, outcome);
+      if (config.on_step) {
+        config.on_step(step, outcome.losses);
+      }
     }
+    return outcome;
   }
 
   double weight(const char* term) const { return weight_of(run, term); }

@@ -45,7 +45,7 @@ class Reference {
     const auto bounded = ci_.forward(target_.activations(x));
     const auto low = lower(bounded);
     Reconstruction reconstruction(target_, config_, x);
-    const auto elements = static_cast<double>(reconstruction.count());
+    const auto errors = static_cast<double>(reconstruction.count());
 
     auto loss = at::zeros({}, x.options());
     const auto add = [&](const char* term, double weight, const Tensor& value) {
@@ -63,7 +63,7 @@ class Reference {
     }
     if (const double weight = weight_of(run_, "stoch")) {
       const auto error = reconstruction.stoch_error(components_, low, sites, run_.seed, step, all_);
-      add("stoch", weight, error / elements / static_cast<double>(sites.size()));
+      add("stoch", weight, error / errors / static_cast<double>(sites.size()));
     }
     std::vector<Tensor> upwards;
     if (const double weight = weight_of(run_, "ppgd")) {
@@ -72,7 +72,7 @@ class Reference {
       });
       const auto error = reconstruction.ppgd_error(components_, low, sources_);
       upwards = torch::autograd::grad({error}, sources_.values(), {}, /*retain_graph=*/true);
-      add("ppgd", weight, error / elements);
+      add("ppgd", weight, error / errors);
     }
     if (loss.requires_grad()) {
       loss.backward();

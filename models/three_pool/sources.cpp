@@ -19,7 +19,7 @@ std::vector<Tensor> first_values(
   return values;
 }
 
-// Of each row of `rows`: how many elements its rank of ppgd has, or the whole batch.
+// Of each row of `rows`: how many errors its rank of ppgd has, or the whole batch.
 Tensor counts_of(const Config& config, retape::dist::RowRange rows, const retape::dist::Topology& topology) {
   const auto counts = at::full({rows.size(), 1, 1}, topology.rows(), at::kDouble);
   if (config.source_count == SourceCount::Shard) {
@@ -30,7 +30,7 @@ Tensor counts_of(const Config& config, retape::dist::RowRange rows, const retape
       }
     }
   }
-  return counts * (config.positions * config.width);
+  return counts * config.errors_in_a_row();
 }
 
 }  // namespace

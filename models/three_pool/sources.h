@@ -2,7 +2,7 @@
 // towards where the target's error is larger, and kept from step to step.
 //
 // They belong to the rank that has the row, and are never summed. The gradient by which they go is that of the
-// error divided by a count of elements: of the rank's own part of the batch (Config::source_count), or of the whole.
+// error divided by a count of errors: of the rank's own part of the batch (Config::source_count), or of the whole.
 // Adam is nearly blind to the scale of a gradient, but not quite, because of its eps.
 #pragma once
 

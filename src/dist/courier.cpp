@@ -122,7 +122,7 @@ void Courier::end() {
   leaving_ = leaving_ || made_here_;  // nobody is left who could go on with it
   changed_.notify_all();
   // A call that nobody waited for may never end, nor a question to a store that no longer answers.
-  const bool rest = !left_ && changed_.wait_for(lock, to_rest(), [&] {
+  const bool rest = !under_way_.left && changed_.wait_for(lock, to_rest(), [&] {
     return busy_ == 0 && jobs_.empty() && (unwatched_ || !leaving_);
   });
   const auto done = std::exchange(done_, {});
@@ -176,23 +176,24 @@ void Courier::start(std::shared_ptr<Job> job) {
 void Courier::wait(Job& job) {
   std::vector<std::shared_ptr<Job>> done;
   std::unique_lock lock(mutex_);
+  auto& [moving, left, due, until] = under_way_;
   bool stopped = false;
   while (!job.done) {
-    changed_.wait_until(lock, std::min(until_, Clock::now() + kPulse), [&] { return job.done || left_; });
-    if (const auto call = registry().while_waiting.load(); call && !job.done && !left_) {
+    changed_.wait_until(lock, std::min(until, Clock::now() + kPulse), [&] { return job.done || left; });
+    if (const auto call = registry().while_waiting.load(); call && !job.done && !left) {
       lock.unlock();
       call();
       lock.lock();
     }
-    if (!job.done && !stopped && Clock::now() >= until_ + kOverslept) {
+    const auto late = until < Clock::time_point::max() ? Clock::now() - until : Clock::duration(-1);
+    if (!job.done && !stopped && late >= kOverslept) {
       stopped = true;  // this process itself: its threads were as well, and are given a second chance
-      until_ = Clock::now() + kGrace;
-    }
-    if (!job.done && Clock::now() >= until_) {
+      until = Clock::now() + kGrace;
+    } else if (!job.done && late.count() >= 0) {
       broken_ = broken_ ? broken_ : store_is_gone(job.call);
-      left_ = true;
+      left = true;
     }
-    if (!job.done && left_) {
+    if (!job.done && left) {
       std::rethrow_exception(broken_);
     }
   }
@@ -209,7 +210,6 @@ void Courier::make_process_group(const std::function<ProcessGroupPtr(const Store
 void Courier::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    due_ = until_ = Clock::time_point::max();
     changed_.wait(lock, [&] { return ending_ || !jobs_.empty(); });
     if (jobs_.empty()) {
       if (left_behind_) {
@@ -224,8 +224,7 @@ void Courier::run() {
     lock.unlock();
     error = error ? error : make(*job);
     lock.lock();
-    moving_ = left_ = false;
-    due_ = Clock::time_point::max();
+    under_way_ = {};
     broken_ = broken_ ? broken_ : error;
     job->error = error;
     job->done = true;
@@ -245,7 +244,7 @@ std::exception_ptr Courier::make(Job& job) {
     {
       const std::lock_guard guard(mutex_);
       job.call.timeout = timeout;
-      due_ = Clock::now() + timeout;
+      under_way_.due = Clock::now() + timeout;
     }
     agreement_->reach(job.call);
     if (job.move) {
@@ -287,8 +286,8 @@ void Courier::move(Job& job) {
   expect(job.call.timeout);
   {
     const std::lock_guard guard(mutex_);
-    moving_ = true;
-    due_ = Clock::now() + job.call.timeout + kLate;
+    under_way_.moving = true;
+    under_way_.due = Clock::now() + job.call.timeout + kLate;
   }
   const auto stream = job.stream ? c10::OptionalStreamGuard(*job.stream) : c10::OptionalStreamGuard();
   const at::NoGradGuard no_grad;
@@ -304,7 +303,7 @@ void Courier::move(Job& job) {
 
 void Courier::expect(Milliseconds longest) {
   const std::lock_guard guard(mutex_);
-  until_ = Clock::now() + longest + kGrace;
+  under_way_.until = Clock::now() + longest + kGrace;
 }
 
 std::exception_ptr Courier::store_is_gone(const Call& call) const {
@@ -320,63 +319,73 @@ std::exception_ptr Courier::store_is_gone(const Call& call) const {
       host));
 }
 
+// What the sentry's thread saw before it let go of the lock.
+struct Courier::Glance {
+  std::optional<Call> call;  // under way, and looked after
+  bool moving;
+  Milliseconds overdue;
+};
+
+Courier::Glance Courier::glance() const {
+  const auto& [moving, left, due, until] = under_way_;
+  const bool due_some_time = due < Clock::time_point::max() && !jobs_.empty();
+  return {
+      due_some_time ? std::optional(jobs_.front()->call) : std::nullopt, moving,
+      std::chrono::duration_cast<Milliseconds>(Clock::now() - due)};
+}
+
 void Courier::watch() {
   std::unique_lock lock(mutex_);
   std::optional<Sentry> sentry;
-  bool gone = false;
+  bool answers = true;
   auto looked = Clock::time_point::min();
   const auto pulse = [&] {
-    const auto next = Clock::now() + kPulse;
-    return !sentry ? Clock::now() : due_ > looked ? std::min(due_, next) : next;
+    const auto due = under_way_.due, next = Clock::now() + kPulse;
+    return !sentry ? Clock::now() : due > looked ? std::min(due, next) : next;
   };
-  while (!changed_.wait_until(lock, pulse(), [&] { return ending_ || broken_; })) {
-    const auto answer = moving_ ? Answer::InACall : Answer::Elsewhere;
+  while (answers && !changed_.wait_until(lock, pulse(), [&] { return ending_ || broken_; })) {
     looked = Clock::now();
-    const bool moving = moving_;
-    const auto overdue = std::chrono::duration_cast<Milliseconds>(looked - due_);
-    std::optional<Call> call;
-    if (due_ < Clock::time_point::max() && !jobs_.empty()) {
-      call = jobs_.front()->call;
-    }
-    ++busy_;
-    lock.unlock();
-    try {
-      if (!sentry) {
-        const auto board = shared_board();
-        sentry.emplace(board, transport_.ranks.size(), transport_.index);
-        const std::lock_guard guard(mutex_);
-        board_ = board;
-        words_ = beside(board, transport_.store, transport_.words);
-      }
-      leave_word();
-      look(*sentry, answer);
-      if (call && !moving) {
-        look_at_gate(*call, overdue);
-      } else if (call && overdue.count() >= 0) {
-        look_after(*call, *sentry);
-      }
-    } catch (const std::exception&) {
-      gone = true;  // the store: calls will say so
-    }
-    lock.lock();
-    --busy_;
-    changed_.notify_all();
-    if (gone) {
-      break;
-    }
+    const auto seen = glance();
+    answers = ask_store(lock, [&] { look_around(sentry, seen); });
   }
-  if (leaving_ && !broken_ && !gone && sentry) {
-    ++busy_;
-    lock.unlock();
-    try {
-      say_goodbye(*sentry);
-    } catch (const std::exception&) {  // the store is gone: nobody is left to tell
-    }
-    lock.lock();
-    --busy_;
+  if (leaving_ && !broken_ && answers && sentry) {
+    ask_store(lock, [&] { say_goodbye(*sentry); });
   }
   unwatched_ = true;
   changed_.notify_all();
+}
+
+// Without the lock; false: the store is gone, which calls will say, and nobody is left to tell.
+bool Courier::ask_store(std::unique_lock<std::mutex>& lock, const std::function<void()>& ask) {
+  bool answers = true;
+  ++busy_;
+  lock.unlock();
+  try {
+    ask();
+  } catch (const std::exception&) {
+    answers = false;
+  }
+  lock.lock();
+  --busy_;
+  changed_.notify_all();
+  return answers;
+}
+
+void Courier::look_around(std::optional<Sentry>& sentry, const Glance& seen) {
+  if (!sentry) {
+    const auto board = shared_board();
+    sentry.emplace(board, transport_.ranks.size(), transport_.index);
+    const std::lock_guard guard(mutex_);
+    board_ = board;
+    words_ = beside(board, transport_.store, transport_.words);
+  }
+  leave_word();
+  look(*sentry, seen.moving ? Answer::InACall : Answer::Elsewhere);
+  if (seen.call && !seen.moving) {
+    look_at_gate(*seen.call, seen.overdue);
+  } else if (seen.call && seen.overdue.count() >= 0) {
+    look_after(*seen.call, *sentry);
+  }
 }
 
 void Courier::say_goodbye(Sentry& sentry) {
@@ -433,16 +442,16 @@ void Courier::look_after(const Call& call, Sentry& sentry) {
     said = error.ranks().empty() ? roll.said() : roll.say(error);
   }
   std::unique_lock lock(mutex_);
-  if (!moving_) {
+  if (!under_way_.moving) {
     return;
   }
   if (!said) {
-    due_ = Clock::now() + call.timeout;
-    until_ = due_ + kGrace;
+    under_way_.due = Clock::now() + call.timeout;
+    under_way_.until = under_way_.due + kGrace;
     return;
   }
   broken_ = broken_ ? broken_ : std::make_exception_ptr(*said);
-  left_ = true;
+  under_way_.left = true;
   lock.unlock();
   tell(*said);
 }

@@ -95,7 +95,11 @@ class Courier {
   std::exception_ptr store_is_gone(const Call& call) const;
 
   // The sentry's.
+  struct Glance;
   void watch();
+  bool ask_store(std::unique_lock<std::mutex>& lock, const std::function<void()>& ask);
+  Glance glance() const;
+  void look_around(std::optional<Sentry>& sentry, const Glance& seen);
   void look(Sentry& sentry, Answer answer);
   void look_after(const Call& call, Sentry& sentry);
   void look_at_gate(const Call& call, Milliseconds overdue);
@@ -126,18 +130,21 @@ class Courier {
   std::optional<Board> board_;             // for the sentry
   std::optional<Board> words_;             // for both threads
   std::exception_ptr broken_;
-  bool moving_ = false;  // the call under way was agreed on
-  bool left_ = false;    // the courier's thread is left with it
+  // Of the first job.
+  struct UnderWay {
+    bool moving = false;  // it was agreed on
+    bool left = false;    // the courier's thread is left with it
+    // When the sentry looks after it: nobody at the gate looks at the clock, and transports wait longer than they are
+    // told. And until when the thread must have got on with it: a store whose host is stopped may never answer.
+    std::chrono::steady_clock::time_point due = std::chrono::steady_clock::time_point::max();
+    std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
+  };
+  UnderWay under_way_;
   bool ending_ = false;
   bool leaving_ = false;  // with the process
   bool unwatched_ = false;  // the sentry's thread has ended
   bool left_behind_ = false;  // its threads, which end when they can
   int busy_ = 0;  // threads that may sit in a store, or wait for the end of a tensor
-  // When the sentry looks after the call under way: nobody at the gate looks at the clock, and transports wait
-  // longer than they are told. And until when the thread must have got on with what it is doing: a store whose
-  // host is stopped may never answer.
-  std::chrono::steady_clock::time_point due_ = std::chrono::steady_clock::time_point::max();
-  std::chrono::steady_clock::time_point until_ = std::chrono::steady_clock::time_point::max();
 };
 
 }  // namespace retape::dist::detail

@@ -318,8 +318,17 @@ def once(group: Any, rank: int) -> dict[str, Any]:
         part = rd.contribute_once(f"p{owner}", rd.Replicated(value), group, owner).value.clone()
         group.sum("p", part)
         totals.append(part.tolist())
+    called = []
+
+    def compute() -> rd.Replicated:
+        called.append(rank)
+        return rd.Replicated(value)
+
+    computed = rd.contribute_once("c", compute, group, 1, like=torch.zeros(2)).value.clone()
+    group.sum("c", computed)
     return {
         "totals": totals,
+        "computed": [called, computed.tolist()],
         "no owner": error_of(lambda: rd.contribute_once("p", rd.Replicated(value), group, 3)),
     }
 

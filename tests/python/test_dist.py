@@ -175,8 +175,9 @@ def test_what_is_not_finite_is_named_before_it_spreads(told):
 
 
 def test_what_is_replicated_is_contributed_once(told):
-    for line in told("once"):
+    for rank, line in enumerate(told("once")):
         assert line["totals"] == [[5, 5]] * RANKS
+        assert line["computed"] == [[1] if rank == 1 else [], [5, 5]]
         assert line["no owner"]["kinds"][0] == "UsageError"
         assert "no index 3 in group" in line["no owner"]["text"]
 
@@ -375,6 +376,10 @@ def test_a_replicated_value_in_a_sum_is_a_type_error_with_the_fix():
         reducer.add("w", torch.ones(2))
     with pytest.raises(TypeError, match="expected a Replicated, got Partial"):
         rd.contribute_once("w", part, alone())
+    with pytest.raises(TypeError, match="expected a Replicated, got Tensor"):
+        rd.contribute_once("w", lambda: torch.ones(2), alone(), like=torch.ones(2))
+    with pytest.raises(TypeError, match="expected a tensor for like=, got NoneType"):
+        rd.contribute_once("w", lambda: whole, alone())
     with pytest.raises(TypeError):
         part + 1
 

@@ -117,14 +117,35 @@ def _refuse_dtensor(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def contribute_once(name: str, value: Replicated, group: _dist.Group, owner: int = 0) -> Partial:
-    """The value on the rank whose index in the group is `owner`, zeros with the value's graph on the others."""
-    if not isinstance(value, Replicated):
-        raise TypeError(
-            f"[contribute_once] {name!r}: expected a Replicated, got {type(value).__name__}. A Partial is "
-            "contributed by every rank already."
-        )
-    return Partial(_dist.contribute_once(name, value.value, group, owner))
+def contribute_once(
+    name: str,
+    value: Replicated | Callable[[], Replicated],
+    group: _dist.Group,
+    owner: int = 0,
+    *,
+    like: torch.Tensor | None = None,
+) -> Partial:
+    """The value on the rank whose index in the group is `owner`, zeros with the value's graph on the others.
+
+    value: or a function that computes it, which the owner alone calls. Others have zeros as large as `like`.
+    """
+    if callable(value):
+        if not isinstance(like, torch.Tensor):
+            raise TypeError(
+                f"[contribute_once] {name!r}: expected a tensor for like=, got {type(like).__name__}. Ranks that do "
+                "not compute the value need its size. Fix: like=torch.zeros(()), if it is a loss."
+            )
+        return Partial(_dist.contribute_once(name, like, lambda: _replicated(name, value()), group, owner))
+    return Partial(_dist.contribute_once(name, _replicated(name, value), group, owner))
+
+
+def _replicated(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, Replicated):
+        return value.value
+    raise TypeError(
+        f"[contribute_once] {name!r}: expected a Replicated, got {type(value).__name__}. A Partial is "
+        "contributed by every rank already."
+    )
 
 
 def contribute_from(name: str, value: torch.Tensor, group: _dist.Group, owner: int = 0) -> Partial:

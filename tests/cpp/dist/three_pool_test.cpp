@@ -3,6 +3,7 @@
 #include "gradcheck/fit.h"
 
 #include <retape/dist/contribution.h>
+#include <retape/dist/row_random.h>
 #include <retape/dist/world.h>
 
 #include <three_pool/ci_function.h>
@@ -63,7 +64,7 @@ const Outcome& one_process(const Case& run, const Config& config = {}) {
   static std::map<std::string, Outcome> known;
   std::ostringstream key;
   key << run.topology.rows() << " " << run.dtype << " " << run.steps << " " << run.seed << " "
-      << static_cast<int>(config.source_count);
+      << static_cast<int>(config.source_count) << " " << static_cast<int>(config.error);
   for (const auto& pool : run.topology.pools()) {
     key << " " << pool.name << " " << pool.size();
   }
@@ -242,6 +243,37 @@ void expect_parameters_after_four_steps(const World& world) {
   EXPECT_EQ(largest_error(found.gradients, first.gradients) > 1e-3, owns);  // they have moved
 }
 
+Config of_divergences() {
+  Config config;
+  config.error = Error::Divergence;
+  return config;
+}
+
+Case divergence_case(PoolSizes sizes, const std::string& term) {
+  return make_case(sizes, term.empty() ? all_terms() : only(term), /*rows=*/23);
+}
+
+constexpr const char* kDivergenceTerms[] = {"stoch", "ppgd", ""};
+
+void know_divergences(PoolSizes sizes) {
+  for (const auto* term : kDivergenceTerms) {
+    one_process(divergence_case(sizes, term), of_divergences());
+  }
+}
+
+// Of a divergence there is one for each position, not one for each element: other counts, the same sums.
+void expect_divergences(const World& world, PoolSizes sizes) {
+  for (const std::string term : kDivergenceTerms) {
+    const auto run = divergence_case(sizes, term);
+    const auto& expected = one_process(run, of_divergences());
+    const auto found = distributed(run, world, of_divergences());
+    expect_at_most(
+        world, sizes, "float64, divergences, " + (term.empty() ? "all terms" : term + " alone"),
+        largest_error(world, found.gradients, expected.gradients), 1e-14);
+    expect_losses(world, run, found, expected, 1e-14);
+  }
+}
+
 // By the count of the rank that has them, or of the batch: in either way ranks and one process agree. That it is
 // not the same, because of Adam's eps, shows in what a step later the parameters are.
 void expect_sources_by_either_count(const World& world) {
@@ -395,6 +427,28 @@ TEST_F(ThreePool, EveryTermIsALargePartOfWhatItReaches) {
   }
 }
 
+// As Kullback-Leibler's is written down, and divided by positions.
+TEST_F(ThreePool, ADivergenceIsOneNumberForEachPosition) {
+  const auto config = of_divergences();
+  const Target target(config, 7, at::kDouble);
+  const Components components(config, 7, at::kDouble);
+  const auto x = row_normal(7, "x", {0, 4}, {config.positions, config.width}, at::kDouble);
+  const auto lower = at::full({4, config.positions, target.sites()[0].components}, 0.3, at::kDouble);
+  Reconstruction reconstruction(target, config, x);
+  EXPECT_EQ(reconstruction.count(), 4 * config.positions);
+  const auto found = reconstruction.stoch_error(components, lower, {0, 1}, 7, 0, {0, 4});
+
+  const auto source = retape::dist::row_uniform(
+      7, "masks/" + target.sites()[0].name + "/step0", {0, 4}, {config.positions, lower.size(-1) + 1}, at::kDouble);
+  const auto output = target.forward(x, [&](size_t site, const Tensor& input) {
+    return site == 0 ? masked(target, components, 0, mask_of(lower, source), input) : target.plain(site, input);
+  });
+  const auto p = target.forward(x).softmax(-1), q = output.softmax(-1);
+  const double expected = (p * (p / q).log()).sum().item<double>();
+  EXPECT_GT(expected, 1e-3);
+  EXPECT_NEAR(found.item<double>() / expected, 1, 1e-12);
+}
+
 struct Found {
   std::map<std::string, Fit> fits;
   double error = 0;
@@ -505,11 +559,13 @@ TEST_F(ThreePool, TenRanksComputeWhatOneProcessComputes) {
   know(kTen);
   know(kTen, 23);
   know_seeds(kTen);
+  know_divergences(kTen);
   on_ranks(kTen, [](World& world) {
     expect_gradients(world, kTen);
     expect_gradients(world, kTen, /*rows=*/23);  // shards of different sizes
     expect_parameters_after_four_steps(world);
     expect_sources_by_either_count(world);
+    expect_divergences(world, kTen);
     expect_same_bits_recomputed(world);
     expect_float32(world, kTen);
     expect_float32_of_seeds(world, kTen);
@@ -541,10 +597,12 @@ TEST_F(ThreePool, WhereAllSizesDifferNoFaultHides) {
   ASSERT_NE(kFanIn.ppgd, kFanIn.per_block);
   know(kFanIn);
   know_seeds(kFanIn);
+  know_divergences(kFanIn);
   on_ranks(kFanIn, [](World& world) {
     expect_gradients(world, kFanIn);
     expect_float32(world, kFanIn);
     expect_float32_of_seeds(world, kFanIn);
+    expect_divergences(world, kFanIn);
     expect_faults_seen(world, kFanIn);
     for (const auto& state : states(kFanIn)) {
       expect_state(world, kFanIn, state);
