@@ -57,6 +57,9 @@ void bind_topology(py::module_& module) {
           })
       .def_property_readonly("leader", &Pool::leader)
       .def("index_of", &Pool::index_of, py::arg("rank"), "-1 if it is not in the pool.")
+      .def("__repr__", [](const Pool& pool) {
+        return "<Pool \"" + pool.name + "\" of ranks " + py::str(py::cast(pool.ranks)).cast<std::string>() + ">";
+      })
       .def("__len__", &Pool::size);
 
   py::class_<Topology>(module, "Topology", "Which ranks there are, and which rows of the batch each pool gives them.")
@@ -92,7 +95,7 @@ void bind_topology(py::module_& module) {
           },
           py::arg("a"), py::arg("i"), py::arg("b"), py::arg("j"),
           "Rows (begin, end) that the i-th of one pool and the j-th of another both have.")
-      .def("__eq__", [](const Topology& a, const Topology& b) { return a.text() == b.text(); })
+      .def("__eq__", [](const Topology& a, const Topology& b) { return a.text() == b.text(); }, py::is_operator())
       .def("__hash__", [](const Topology& topology) { return std::hash<std::string>()(topology.text()); })
       .def("__repr__", [](const Topology& topology) { return "<Topology " + topology.text() + ">"; });
 }

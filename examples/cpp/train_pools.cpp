@@ -52,11 +52,11 @@ int main(int argc, char** argv) {
     for (const auto& there : world.all().gather("apart", at::full({1}, apart(found, expected), at::kDouble))) {
       largest = std::max(largest, there.item<double>());
     }
-    if (world.rank() == 0) {
-      std::printf("after %d steps no parameter of any rank is further than %.1g from one process\n", steps, largest);
-    }
     if (!(largest < 1e-13)) {
       throw std::runtime_error("ranks differ from one process");
+    }
+    if (world.rank() == 0) {
+      std::printf("after %d steps no parameter of any rank is further than %.1g from one process\n", steps, largest);
     }
   });
   for (const auto& end : ends) {

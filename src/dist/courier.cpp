@@ -47,6 +47,34 @@ struct Courier::Registry {
   };
   std::map<std::string, Lives> lives;  // by the prefix of a board
 
+  // A process group whose couriers have ended, and which the process may still have when it ends: others must be
+  // told of that, though no Group is left. Nothing here holds its store, not even weakly: it would not end.
+  struct Past {
+    pid_t process;
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> process_group;
+    std::vector<int> ranks;
+    int index;
+    std::optional<int> store_host;
+
+    std::optional<Transport> there() const {
+      const auto held = process_group.lock();
+      if (!held || process != ::getpid()) {
+        return std::nullopt;
+      }
+      return Transport{held->getStore(), held->getStore(), held, ranks, index, store_host};
+    }
+  };
+  std::map<c10d::ProcessGroup*, Past> past;
+
+  void remember(const Transport& transport) {
+    const std::lock_guard guard(mutex);
+    std::erase_if(past, [](const auto& each) { return each.second.process_group.expired(); });
+    const c10::weak_intrusive_ptr<c10d::ProcessGroup> process_group(transport.process_group);
+    past.insert_or_assign(
+        transport.process_group.get(),
+        Past{::getpid(), process_group, transport.ranks, transport.index, transport.store_host});
+  }
+
   int life_of(const Transport& transport) {
     if (!transport.process_group) {
       return 0;
@@ -107,11 +135,16 @@ std::shared_ptr<Courier> Courier::of(Transport transport) {
   self->sentry_ = std::thread([self] { self->watch(); });
   // Whoever still has a weak pointer keeps the deleter: it lets go of the courier, and so of the store.
   std::shared_ptr<Courier> held(self.get(), [owned = std::shared_ptr<Courier>(self)](Courier* courier) mutable {
-    courier->end();
+    if (courier->process_ == ::getpid()) {
+      courier->end();
+    } else {
+      new auto(owned);  // in a fork, which has none of its threads, and may have its lock: so it never ends
+    }
     owned.reset();
   });
   if (process_group) {
     known.held[process_group] = held;
+    known.past.erase(process_group);
   }
   return held;
 }
@@ -127,9 +160,13 @@ void Courier::end() {
   });
   const auto done = std::exchange(done_, {});
   left_behind_ = !rest;
+  const bool comes_back = rest && !leaving_ && !broken_;
   lock.unlock();
   for (auto* thread : {&thread_, &sentry_}) {
     rest ? thread->join() : thread->detach();
+  }
+  if (comes_back) {
+    registry().remember(transport_);
   }
 }
 
@@ -142,7 +179,17 @@ Milliseconds Courier::to_rest() const {
 }
 
 void Courier::leave() {
-  auto all = registry().all();
+  auto& known = registry();
+  std::unique_lock known_lock(known.mutex);
+  const auto past = std::exchange(known.past, {});
+  known_lock.unlock();
+  std::vector<std::shared_ptr<Courier>> again;  // for their goodbye
+  for (const auto& [process_group, each] : past) {
+    if (auto transport = each.there()) {
+      again.push_back(of(std::move(*transport)));
+    }
+  }
+  auto all = known.all();
   std::erase_if(all, [](const auto& courier) { return courier->process_ != ::getpid(); });
   for (const auto& courier : all) {
     const std::lock_guard guard(courier->mutex_);
@@ -151,7 +198,8 @@ void Courier::leave() {
   }
   for (const auto& courier : all) {
     std::unique_lock lock(courier->mutex_);
-    courier->changed_.wait_for(lock, courier->to_rest(), [&] { return courier->unwatched_; });
+    const auto left = [&] { return courier->unwatched_ || courier->under_way_.left; };  // in a store, for good
+    courier->changed_.wait_for(lock, courier->to_rest(), left);
   }
 }
 
@@ -348,8 +396,8 @@ void Courier::watch() {
     const auto seen = glance();
     answers = ask_store(lock, [&] { look_around(sentry, seen); });
   }
-  if (leaving_ && !broken_ && answers && sentry) {
-    ask_store(lock, [&] { say_goodbye(*sentry); });
+  if (leaving_ && !broken_ && answers) {
+    ask_store(lock, [&] { say_goodbye(sentry); });
   }
   unwatched_ = true;
   changed_.notify_all();
@@ -371,7 +419,7 @@ bool Courier::ask_store(std::unique_lock<std::mutex>& lock, const std::function<
   return answers;
 }
 
-void Courier::look_around(std::optional<Sentry>& sentry, const Glance& seen) {
+void Courier::post(std::optional<Sentry>& sentry) {
   if (!sentry) {
     const auto board = shared_board();
     sentry.emplace(board, transport_.ranks.size(), transport_.index);
@@ -379,6 +427,10 @@ void Courier::look_around(std::optional<Sentry>& sentry, const Glance& seen) {
     board_ = board;
     words_ = beside(board, transport_.store, transport_.words);
   }
+}
+
+void Courier::look_around(std::optional<Sentry>& sentry, const Glance& seen) {
+  post(sentry);
   leave_word();
   look(*sentry, seen.moving ? Answer::InACall : Answer::Elsewhere);
   if (seen.call && !seen.moving) {
@@ -388,12 +440,13 @@ void Courier::look_around(std::optional<Sentry>& sentry, const Glance& seen) {
   }
 }
 
-void Courier::say_goodbye(Sentry& sentry) {
+void Courier::say_goodbye(std::optional<Sentry>& sentry) {
+  post(sentry);
   RollCall roll(*board_, transport_.ranks.size());
   roll.leave(transport_.index);
   const auto until = Clock::now() + kToServe;
   const auto somebody_stays = [&] {
-    const auto there = roll.ask([&] { look(sentry, Answer::Elsewhere); });
+    const auto there = roll.ask([&] { look(*sentry, Answer::Elsewhere); });
     for (size_t i = 0; i < there.size(); ++i) {
       if (there[i] && !roll.has_left(i)) {
         return true;
@@ -401,7 +454,8 @@ void Courier::say_goodbye(Sentry& sentry) {
     }
     return false;
   };
-  while (hosts() && Clock::now() < until && somebody_stays()) {
+  // Who does not answer once may be busy; who does not answer twice has ended.
+  while (hosts() && Clock::now() < until && (somebody_stays() || somebody_stays())) {
     std::this_thread::sleep_for(kPulse);
   }
 }

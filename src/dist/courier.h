@@ -64,8 +64,9 @@ class Courier {
   // The process's one for that process group. It ends with the last who holds it.
   static std::shared_ptr<Courier> of(Transport transport);
 
-  // This process ends: no courier makes another call, and who waits for one is told. One that hosts the store serves
-  // it until the others have left as well or no longer answer, for a minute at the longest.
+  // This process ends: no courier makes another call, and who waits for one is told, of process groups whose couriers
+  // have ended too. One that hosts the store serves it until the others have left as well or no longer answer, for a
+  // minute at the longest.
   static void leave();
   static void set_while_waiting(WhileWaiting call);
 
@@ -99,11 +100,12 @@ class Courier {
   void watch();
   bool ask_store(std::unique_lock<std::mutex>& lock, const std::function<void()>& ask);
   Glance glance() const;
+  void post(std::optional<Sentry>& sentry);
   void look_around(std::optional<Sentry>& sentry, const Glance& seen);
   void look(Sentry& sentry, Answer answer);
   void look_after(const Call& call, Sentry& sentry);
   void look_at_gate(const Call& call, Milliseconds overdue);
-  void say_goodbye(Sentry& sentry);
+  void say_goodbye(std::optional<Sentry>& sentry);
   bool hosts() const { return transport_.store_host == transport_.ranks[transport_.index]; }
 
   // Both: what this process does, for those who miss it.

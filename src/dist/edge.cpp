@@ -119,6 +119,7 @@ Edge::Edge(
     const std::string& to,
     Group both,
     EdgeOptions options) {
+  detail::check_wire("Edge", options.wire);
   const auto& owners = topology.pool(from);
   const auto& receivers = topology.pool(to);
   for (const auto* pool : {&owners, &receivers}) {
@@ -158,6 +159,11 @@ void Edge::send(const std::string& name, const at::Tensor& rows) const {
 
 at::Tensor Edge::receive(const std::string& name, const at::Tensor& like) const {
   impl_->check_side("Edge::receive", impl_->receiver, impl_->to);
+  if (!like.defined() || like.dim() == 0) {
+    throw UsageError(
+        "[Edge::receive] edge \"" + impl_->name + "\": `like` has no rows. Fix: a tensor with the sizes of a row behind "
+        "its first, as torch.empty(1, 5) for rows of 5.");
+  }
   const auto own = impl_->to.shards[impl_->receiver];
   auto sizes = like.sizes().vec();
   sizes.at(0) = own.size();

@@ -100,6 +100,13 @@ at::ScalarType on_wire(at::ScalarType dtype, std::optional<at::ScalarType> wire)
   return wire && c10::isFloatingType(dtype) ? *wire : dtype;
 }
 
+void check_wire(const char* who, std::optional<at::ScalarType> wire) {
+  if (wire && !c10::isFloatingType(*wire)) {
+    throw UsageError(
+        "[" + std::string(who) + "] wire: expected a floating point dtype, got " + c10::toString(*wire) + ".");
+  }
+}
+
 std::string shape_of(const at::Tensor& tensor) {
   std::string text = std::string(c10::toString(tensor.scalar_type())) + "[";
   for (int64_t i = 0; i < tensor.dim(); ++i) {

@@ -60,6 +60,7 @@ at::Tensor as_real(const at::Tensor& tensor);
 
 // `wire` for what it can hold, which is floating point; else the dtype itself.
 at::ScalarType on_wire(at::ScalarType dtype, std::optional<at::ScalarType> wire);
+void check_wire(const char* who, std::optional<at::ScalarType> wire);  // UsageError: not of floating point
 
 // The sum over the group in the tensor's place, of what a mutation makes of it. No contribution by itself.
 Pending sum_in_place(

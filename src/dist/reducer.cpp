@@ -143,10 +143,7 @@ struct SumReducer::Impl {
 
 SumReducer::SumReducer(Group group, ReducerOptions options)
     : impl_(new Impl{std::move(group), options}) {
-  if (options.wire && !c10::isFloatingType(*options.wire)) {
-    throw UsageError(
-        std::string("[SumReducer] wire: expected a floating point dtype, got ") + c10::toString(*options.wire) + ".");
-  }
+  detail::check_wire("SumReducer", options.wire);
 }
 SumReducer::~SumReducer() = default;
 SumReducer::SumReducer(SumReducer&&) noexcept = default;

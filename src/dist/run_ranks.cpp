@@ -125,6 +125,7 @@ void listen_to(Child& child) {
   ::waitpid(child.pid, &status, 0);
   ::close(child.pipe);
   child.running = false;
+  child.end.at = std::chrono::steady_clock::now();
   child.end.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   child.end.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }

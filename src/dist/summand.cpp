@@ -49,7 +49,8 @@ Partial<at::Tensor> contribute_once(
     const Group& group,
     int owner) {
   const Part part("contribute_once", name, group, owner);
-  return part.counts ? part.of(compute().value()) : Partial<at::Tensor>(at::zeros_like(like.detach()));
+  return part.counts ? part.of(compute().value())
+                     : Partial<at::Tensor>(at::zeros_like(like.detach()).requires_grad_(like.requires_grad()));
 }
 
 Partial<at::Tensor> contribute_from(

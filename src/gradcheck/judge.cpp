@@ -193,6 +193,11 @@ void compare_missing(GradRow& row) {
   differ(row, "no rank has it");
 }
 
+void drift_apart(GradRow& row, const std::string& which) {
+  row.replicas_differ = true;
+  differ(row, which);
+}
+
 void judge_gradients(
     const Run& run, const Tensors& reference, const United& ranks, const Tensors& scale, std::vector<GradRow>& rows) {
   const auto& found = ranks.outcome.gradients;
@@ -207,7 +212,7 @@ void judge_gradients(
       compare(row, run, reference.at(name), found.at(name), /*roots=*/false);
     }
     if (const auto it = ranks.odd_gradients.find(name); it != ranks.odd_gradients.end()) {
-      differ(row, it->second);
+      drift_apart(row, it->second);
       told = true;
     }
     if (told) {
@@ -232,7 +237,7 @@ void judge_parameters(
       compare_movement(row, run, before.at(name), reference.at(name), found.at(name));
     }
     if (const auto it = ranks.odd_parameters.find(name); it != ranks.odd_parameters.end()) {
-      differ(row, it->second);
+      drift_apart(row, it->second);
     }
     rows.push_back(std::move(row));
   }
@@ -266,7 +271,7 @@ void judge_numbers(
       compare(row, run, expected.at(name), found.at(name), roots);
     }
     if (const auto it = odd.find(name); it != odd.end()) {
-      differ(row, it->second);
+      drift_apart(row, it->second);
     }
     rows.push_back(std::move(row));
   }

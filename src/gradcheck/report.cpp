@@ -74,12 +74,18 @@ class Causes {
           alone_.insert(run + row.tensor);
         }
         gradients_.insert(run + row.tensor);
+        if (row.replicas_differ) {
+          drifts_.insert(run);
+        }
       }
     }
   }
 
   bool has(const GradRow& row) const {
     const auto run = row.topology + "\n" + row.dtype + "\n";
+    if (row.replicas_differ && drifts_.count(run) == 0) {
+      return false;  // gradients that all ranks have alike, wrong or right, do not part replicas
+    }
     if (row.what == "norm") {
       return runs_.count(run + row.terms) > 0;
     }
@@ -90,7 +96,7 @@ class Causes {
   }
 
  private:
-  std::set<std::string> runs_, alone_, gradients_;
+  std::set<std::string> runs_, alone_, gradients_, drifts_;
 };
 
 std::vector<Told> groups_of(const std::vector<GradRow>& rows, Kind kind, size_t& follow) {

@@ -28,6 +28,7 @@ using detail::United;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 using Kind = Verdict::Kind;
@@ -624,6 +625,23 @@ TEST(GradCheck, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refused([](auto& o) { o.microbatches = 0; }), HasSubstr("microbatches is 0"));
   EXPECT_THAT(refused([](auto& o) { o.dtypes = {torch::kLong}; }), HasSubstr("no tolerance is known for Long"));
   EXPECT_THAT(refused([](auto& o) { o.topologies = {three(6, 3, 2)}; }), HasSubstr("has 11 ranks, and \"world\" 1"));
+}
+
+// Gradients are the same on all ranks, and wrong because parameters drifted apart before: the drift is told.
+TEST(GradReport, ReplicasThatDriftApartAreToldBesideGradientsThatDiffer) {
+  auto report = run_alone(alone());
+  GradRow gradient{"4", "float64", "all, 2 steps", "gradient", "w", Kind::Different};
+  gradient.reason = "no factor explains it";
+  auto parameter = gradient;
+  parameter.what = "parameter";
+  parameter.reason = "no factor explains it; rank 1 has not the bits that rank 0 has: replicas drift apart";
+  report.rows = {gradient, parameter};
+  EXPECT_THAT(report.text(), Not(HasSubstr("drift apart")));  // it follows
+  report.rows[1].replicas_differ = true;
+  EXPECT_THAT(report.text(), HasSubstr("parameter \"w\""));
+  EXPECT_THAT(report.text(), HasSubstr("drift apart"));
+  report.rows[0].replicas_differ = true;
+  EXPECT_THAT(report.text(), Not(HasSubstr("parameter \"w\"")));  // gradients were not reduced
 }
 
 TEST(GradReport, MutantsNoticedByAnotherRatioAreNamed) {

@@ -322,13 +322,15 @@ def once(group: Any, rank: int) -> dict[str, Any]:
 
     def compute() -> rd.Replicated:
         called.append(rank)
-        return rd.Replicated(value)
+        return rd.Replicated(value.clone().requires_grad_())
 
-    computed = rd.contribute_once("c", compute, group, 1, like=torch.zeros(2)).value.clone()
+    part = rd.contribute_once("c", compute, group, 1, like=torch.zeros(2, requires_grad=True)).value
+    part.sum().backward()  # on every rank
+    computed = part.detach().clone()
     group.sum("c", computed)
     return {
         "totals": totals,
-        "computed": [called, computed.tolist()],
+        "computed": [called, part.requires_grad, computed.tolist()],
         "no owner": error_of(lambda: rd.contribute_once("p", rd.Replicated(value), group, 3)),
     }
 

@@ -460,7 +460,7 @@ def count_of_another_loss(case: rd.Case, broken: bool) -> Parameters:
     return summed(p)
 
 
-@animal("prime-rl#1961")
+@animal("made for this")
 def rank_left_out(case: rd.Case, broken: bool) -> Parameters:
     """A rank skips its batch, and the others divide as if it had not."""
     p, mine = leaves(case), own(case)

@@ -177,7 +177,7 @@ def test_what_is_not_finite_is_named_before_it_spreads(told):
 def test_what_is_replicated_is_contributed_once(told):
     for rank, line in enumerate(told("once")):
         assert line["totals"] == [[5, 5]] * RANKS
-        assert line["computed"] == [[1] if rank == 1 else [], [5, 5]]
+        assert line["computed"] == [[1] if rank == 1 else [], True, [5, 5]]
         assert line["no owner"]["kinds"][0] == "UsageError"
         assert "no index 3 in group" in line["no owner"]["text"]
 
@@ -384,6 +384,34 @@ def test_a_replicated_value_in_a_sum_is_a_type_error_with_the_fix():
         part + 1
 
 
+@pytest.mark.parametrize("kind", [rd.Partial, rd.Replicated])
+def test_a_tensor_that_does_not_say_what_it_is_is_a_type_error_with_the_fix(kind):
+    tensor = torch.ones(2)
+    value = kind(tensor)
+    for add in (lambda: value + tensor, lambda: tensor + value, lambda: tensor - value, lambda: value + 1):
+        with pytest.raises(TypeError, match=r"does not say what it is. Fix: Partial\(tensor\), if the sum"):
+            add()
+
+
+def test_a_value_of_a_value_is_a_type_error():
+    with pytest.raises(TypeError, match=r"\[Partial\] expected a tensor, got a Replicated. Fix: contribute_once"):
+        rd.Partial(rd.Replicated(torch.ones(2)))
+
+
+def test_one_parameter_is_clipped_as_a_list_of_one_is():
+    parameter = torch.zeros(2, 3, requires_grad=True)
+    parameter.grad = torch.full((2, 3), 10.0)
+    norm = rd.clip_grad_norm([(parameter, alone())], 1.0, alone())
+    assert norm == pytest.approx(600**0.5)
+    assert parameter.grad.norm().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_an_edge_travels_in_floating_point():
+    topology = rd.Topology(4, [rd.Pool("a", [0]), rd.Pool("b", [1])])
+    with pytest.raises(retape.UsageError, match="expected a floating point dtype, got Int"):
+        rd.Edge("e", topology, "a", "b", alone(), wire=torch.int32)
+
+
 def test_likes_are_added_and_scaled():
     one, two = torch.ones(2), torch.full((2,), 2.0)
     for kind in (rd.Partial, rd.Replicated):
@@ -495,6 +523,11 @@ def test_fsdp_sums_wants_fully_shard_first():
         rd.fsdp_sums(nn.Linear(2, 2))
 
 
+def test_shards_are_at_least_one():
+    with pytest.raises(retape.UsageError, match=r"\[even_shards\] expected rows, and at least one shard, got 10 and 0"):
+        rd.even_shards(10, 0)
+
+
 def test_topologies_are_values():
     topology = rd.Topology(
         10, [rd.Pool("a", [0, 1]), rd.Pool("b", [2, 3, 4], [(0, 1), (1, 4), (4, 10)])]
@@ -510,6 +543,8 @@ def test_topologies_are_values():
     same = rd.Topology(10, topology.pools)
     assert same == topology
     assert hash(same) == hash(topology)
+    assert topology != None  # noqa: E711
+    assert repr(topology.pool("a")) == '<Pool "a" of ranks [0, 1]>'
     with pytest.raises(retape.UsageError, match="[ab]"):
         topology.pool("c")
     with pytest.raises(retape.UsageError):

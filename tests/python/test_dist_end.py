@@ -16,13 +16,19 @@ ROOT = Path(__file__).resolve().parents[2]
 BEGIN = """
 import atexit, os, signal, sys
 import torch, torch.distributed as dist
-import retape.dist as rd
+import retape, retape.dist as rd
 
 def error_of(call):
     try:
         call()
     except rd.CollectiveError as error:
         return f"{error.ranks} {error}"
+
+def error_of_usage(call):
+    try:
+        call()
+    except retape.UsageError as error:
+        return str(error)
 
 dist.init_process_group("gloo")
 group = rd.Group()
@@ -48,14 +54,36 @@ dist.init_process_group("gloo")
 rd.Group().sum("b", tensor)
 print(tensor.tolist())
 """
+# Groups that a function had, and that are gone when the program ends.
+ENDS_WITHOUT_A_GROUP = """
+group.sum("a", tensor)
+if os.environ["RANK"] == "0":
+    del group
+    atexit.register(lambda: print("ends", flush=True))
+    sys.exit()
+sys.stdin.readline()
+print(error_of(lambda: group.sum("b", tensor)))
+dist.destroy_process_group()
+"""
+FORKS = """
+group.sum("a", tensor)
+child = os.fork()
+if child == 0:
+    print(error_of_usage(lambda: group.sum("b", tensor)), flush=True)
+    del group
+    sys.exit(3)  # and what is registered for the end of a process runs in it
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+group.sum("b", tensor)
+print(tensor.tolist())
+"""
 IS_INTERRUPTED = """
 def interrupt(*_):
     raise KeyboardInterrupt
 
 if os.environ["RANK"] == "1":
     signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
         group.sum("a", tensor)
     except KeyboardInterrupt:
         print("interrupted", tensor.tolist())
@@ -83,8 +111,9 @@ def start(program: str) -> list[subprocess.Popen[str]]:
     ]
 
 
-def test_the_host_of_the_store_ends_with_the_others_and_is_named_at_once_by_one_that_waits_for_it():
-    host, other = start(ENDS)
+@pytest.mark.parametrize("program", [ENDS, ENDS_WITHOUT_A_GROUP])
+def test_the_host_of_the_store_ends_with_the_others_and_is_named_at_once_by_one_that_waits_for_it(program):
+    host, other = start(program)
     assert host.stdout.readline() == "ends\n"
     with pytest.raises(subprocess.TimeoutExpired):  # it serves; and the other has asked it several times
         host.wait(timeout=1)
@@ -102,6 +131,14 @@ def test_a_host_does_not_wait_for_a_rank_that_was_killed():
     other.communicate()
     assert host.wait(timeout=50) == 0  # less than the minute for which it would serve
     assert host.communicate() == ("", "")
+
+
+def test_a_fork_of_a_rank_has_no_groups_and_ends():
+    for rank in start(FORKS):
+        told, noise = rank.communicate(timeout=60)
+        refused, code, total = told.splitlines()
+        assert "this process is a fork of the one that made the group" in refused
+        assert (code, total, noise) == ("3", "[4.0, 4.0]", "")
 
 
 def test_a_process_group_that_is_made_anew_knows_nothing_of_the_one_before():

@@ -27,6 +27,7 @@ struct GradRow {
   double residual = 0;   // ||d - alpha r|| / ||r||: what no factor explains
   std::vector<std::string> guesses;  // sizes that make alpha: "n_ci / n_block0"; all that are as simple
   std::string reason;    // empty if equal
+  bool replicas_differ = false;  // ranks that should have the same bits have not
 };
 
 // One thing broken on purpose, at one contribution.

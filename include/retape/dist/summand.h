@@ -117,7 +117,8 @@ Partial<T> operator-(const Replicated<T>& a, const Partial<T>& b) {
 RETAPE_API Partial<at::Tensor> contribute_once(
     const std::string& name, const Replicated<at::Tensor>& value, const Group& group, int owner = 0);
 
-// The same, of what every rank could compute and the owner alone does: others have zeros as large as `like`.
+// The same, of what every rank could compute and the owner alone does: others have zeros as large as `like`, a leaf
+// that requires a gradient if `like` does, so that all of them can call backward.
 RETAPE_API Partial<at::Tensor> contribute_once(
     const std::string& name,
     const at::Tensor& like,

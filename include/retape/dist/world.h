@@ -54,6 +54,7 @@ struct RankEnd {
   int exit_code = 0;   // -1: it was ended by `signal`
   int signal = 0;
   std::string error;   // what() of what its function threw; exit_code is then 1
+  std::chrono::steady_clock::time_point at;  // when it had ended
 };
 
 struct RunOptions {

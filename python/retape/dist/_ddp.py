@@ -72,6 +72,10 @@ class SumHook:
             )
         if model._join_config.enable:
             _refuse_join()
+        if model._comm_hooks:
+            raise _C.UsageError(
+                "[SumHook] the model has a communication hook already, and DDP takes one. Fix: one SumHook for each model."
+            )
         self.group = group if group is not None else _group_beside(model.process_group)
         self._options = {"wire": wire, "check_finite": check_finite, "ordered": ordered}
         _dist.SumReducer(self.group, **self._options)  # which refuses what makes no sense

@@ -14,6 +14,8 @@ from retape.dist._group import Group, made_by_members, timeout_of
 
 def even_shards(rows: int, shards: int) -> list[tuple[int, int]]:
     """How rows are cut where nothing is said: begin and end of each shard, the larger ones first."""
+    if rows < 0 or shards < 1:
+        raise _C.UsageError(f"[even_shards] expected rows, and at least one shard, got {rows} and {shards}.")
     pool = _dist.Pool("shards", list(range(shards)))
     return _dist.Topology(rows, [pool]).pool("shards").shards
 

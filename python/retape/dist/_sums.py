@@ -28,11 +28,22 @@ class _Value:
 
     value: torch.Tensor
 
+    def __post_init__(self) -> None:
+        if isinstance(self.value, _Value):
+            inner = type(self.value).__name__
+            fix = "contribute_once(name, replicated, group)" if isinstance(self, Partial) else "a value is one of them"
+            raise TypeError(f"[{type(self).__name__}] expected a tensor, got a {inner}. Fix: {fix}.")
+
     def __add__(self, other: Any) -> Self:
         return self._with(other, "+", operator.add)
 
     def __radd__(self, other: Any) -> Self:
-        return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() begins
+        if isinstance(other, int) and other == 0:
+            return self  # where sum() begins
+        return self._with(other, "+", operator.add, is_left=True)
+
+    def __rsub__(self, other: Any) -> Self:
+        return self._with(other, "-", operator.sub, is_left=True)
 
     def __sub__(self, other: Any) -> Self:
         return self._with(other, "-", operator.sub)
@@ -48,10 +59,22 @@ class _Value:
     def __truediv__(self, divisor: float | torch.Tensor) -> Self:
         return self._scaled(divisor, "/", operator.truediv)
 
-    def _with(self, other: Any, sign: str, of: Callable[[Any, Any], torch.Tensor]) -> Self:
-        if isinstance(other, _Value) and type(other) is not type(self):
-            _refuse(f"{type(self).__name__} {sign} {type(other).__name__}")
-        return type(self)(of(self.value, other.value)) if isinstance(other, _Value) else NotImplemented
+    def _with(
+        self, other: Any, sign: str, of: Callable[[Any, Any], torch.Tensor], is_left: bool = False
+    ) -> Self:
+        """is_left: the other one."""
+        if type(other) is type(self):
+            return type(self)(of(self.value, other.value))
+        kinds = [type(self).__name__, type(other).__name__]
+        what = f" {sign} ".join(reversed(kinds) if is_left else kinds)
+        if isinstance(other, _Value):
+            _refuse(what)
+        if isinstance(other, (Number, torch.Tensor)):
+            raise TypeError(
+                f"[{what}] a {kinds[1]} does not say what it is. Fix: Partial(tensor), if the sum over ranks is the "
+                "answer; Replicated(tensor), if every rank has it, and contribute_once(name, replicated, group) in a sum."
+            )
+        return NotImplemented
 
     def _scaled(self, factor: Any, sign: str, of: Callable[[Any, Any], torch.Tensor]) -> Self:
         if isinstance(factor, (Number, torch.Tensor)):
@@ -127,7 +150,8 @@ def contribute_once(
 ) -> Partial:
     """The value on the rank whose index in the group is `owner`, zeros with the value's graph on the others.
 
-    value: or a function that computes it, which the owner alone calls. Others have zeros as large as `like`.
+    value: or a function that computes it, which the owner alone calls. Others have zeros as large as `like`, a leaf
+        that requires a gradient if `like` does, so that all of them can call backward.
     """
     if callable(value):
         if not isinstance(like, torch.Tensor):
@@ -215,7 +239,7 @@ def global_residual(name: str, local: torch.Tensor, group: _dist.Group) -> torch
 
 
 def clip_grad_norm(
-    held: Iterable[tuple[Iterable[torch.Tensor], _dist.Group]],
+    held: Iterable[tuple[Iterable[torch.Tensor] | torch.Tensor, _dist.Group]],
     max_norm: float,
     everyone: _dist.Group,
     norm_type: float = 2.0,
@@ -223,7 +247,7 @@ def clip_grad_norm(
 ) -> float:
     """Scales gradients in place so that their norm over all ranks is at most `max_norm`; returns the norm.
 
-    held: parameters, and the group whose ranks all hold them: each distinct parameter counts once. What only
+    held: parameters (or one), and the group whose ranks all hold them: each distinct parameter counts once. What only
         this rank holds has `Group.alone(name)`. A DTensor (FSDP2, HSDP) says itself who holds what, and its
         group is not looked at: `clip_grad_norm([(model.parameters(), group)], 1.0, group)`.
     """
@@ -232,7 +256,7 @@ def clip_grad_norm(
     seen: set[int] = set()  # what is tied counts once
     for parameters, replicas in held:
         plain: list[torch.Tensor] = []
-        for parameter in parameters:
+        for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
             if not is_dtensor(parameter.grad):
                 plain.append(parameter)
             elif id(parameter) not in seen:

@@ -157,6 +157,7 @@ TEST(Edge, RefusesTheWrongSideAndTheWrongRows) {
   refused([&] { Edge("e", topology, "a", "b", Group::alone("alone")); });  // without rank 1
   const Topology common(4, {{"a", {0}}, {"b", {0}}});
   refused([&] { Edge("e", common, "a", "b", Group::alone("alone")); });
+  refused([&] { Edge("e", topology, "a", "b", Group::alone("alone"), {torch::kInt}); });  // would cut off what is behind the point
   expect_ranks(3, [&](World& world) {  // rank 2 is in neither
     int refusals = 0;
     try {
@@ -179,6 +180,15 @@ TEST(Edge, RefusesTheWrongSideAndTheWrongRows) {
       }
     }
     RANK_EXPECT_EQ(refusals, 2);
+    if (world.rank() == 1) {
+      try {
+        edge.receive("x", torch::ones({}));  // a row of what?
+      } catch (const UsageError& error) {
+        RANK_EXPECT_TEXT(error.what(), "`like` has no rows. Fix: a tensor with the sizes of a row");
+        ++refusals;
+      }
+      RANK_EXPECT_EQ(refusals, 3);
+    }
     if (world.rank() == 0) {
       try {
         edge.send("x", torch::ones({3, 1}));
