@@ -3,6 +3,7 @@
 
 #include "blocks.h"
 
+#include "train/error.h"
 #include "train/spelling.h"
 
 #include <retape/retape.h>
@@ -105,6 +106,20 @@ inline std::optional<std::string> take(Arguments& args, const std::string& name)
   return value;
 }
 
+// Without torch's stack.
+inline std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// Where a size is more than memory holds, or than can be counted.
+inline void refuse_if_too_large(const std::exception& error) {
+  const auto text = first_line(error);
+  if (train::is_out_of_memory(error) || text.find("overflow") != std::string::npos) {
+    refuse("a step does not fit into memory: " + text, "Fix: a smaller size.");
+  }
+}
+
 inline std::optional<int64_t> take_number(Arguments& args, const std::string& name) {
   const auto text = take(args, name);
   if (!text) {
@@ -112,6 +127,9 @@ inline std::optional<int64_t> take_number(Arguments& args, const std::string& na
   }
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
+  if (error == std::errc::result_out_of_range && (*text)[0] != '-') {
+    refuse("--" + name + ": expected at most " + std::to_string(INT64_MAX) + ", got \"" + *text + "\"");
+  }
   if (error != std::errc() || end != text->data() + text->size() || number < 1) {
     refuse("--" + name + ": expected a number of at least 1, got \"" + *text + "\"");
   }

@@ -81,6 +81,31 @@ def test_times_are_judged_by_their_quartiles_too(seconds, half, verdict):
     assert found.exit_code() is {REGRESSION: Exit.REGRESSION, NOISY: Exit.VACUOUS}.get(verdict, Exit.OK)
 
 
+def timed(*ratios: float) -> Run:
+    """In rounds of these ratios to plain's time; totals say something else, as medians of their own do."""
+    ordered = sorted(ratios)
+    quarters = (ordered[1], ordered[len(ordered) // 2], ordered[-2])
+    return run_of(row("retape full", "retape", 100, 0.9, ratio=quarters, ratios=list(ratios)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        # The middle halves are apart, but of seven rounds the median may lie anywhere between the ends.
+        ([1.0] * 6 + [1.3], [1.2] * 6 + [1.0], NOISY),
+        ([1.0] * 6 + [1.1], [1.2] * 6 + [1.15], REGRESSION),
+        ([1.2] * 6 + [1.15], [1.0] * 6 + [1.1], BETTER),
+        ([1.0] * 7, [1.08] * 7, SAME),
+        ([1.0] * 5, [1.5] * 5, NOISY),  # nothing is certain of five rounds
+        # Of many rounds a few that are off do not hide it.
+        ([1.0] * 28 + [1.3] * 3, [1.2] * 28 + [1.0] * 3, REGRESSION),
+    ],
+)
+def test_times_are_ratios_of_rounds_and_judged_by_how_well_their_median_is_known(before, after, verdict):
+    found = compared(timed(*before), timed(*after))
+    assert verdicts(found, "time") == [verdict]
+
+
 def noisy(method: str, seconds: float, half: float = 0.9) -> Row:
     total, ratio = spread(seconds, half), spread(seconds / 0.12, half)
     return row(method, "retape", 100, seconds, total=total, forward=total, backward=total, ratio=ratio)
@@ -287,6 +312,7 @@ def saved(tmp_path, monkeypatch):
     [
         (100, ["--fail", "peak:1%", "time:10%"], Exit.OK),
         (102, ["--fail", "peak:1%", "time:10%"], Exit.REGRESSION),
+        (102, ["--fail", "peak:1%", "--fail", "time:10%"], Exit.REGRESSION),
         (102, ["--fail", "time:10%"], Exit.OK),
         (102, ["--fail", "peak:5%"], Exit.OK),
         (102, [], Exit.OK),

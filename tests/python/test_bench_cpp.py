@@ -113,6 +113,7 @@ def test_help_has_every_option_of_its_own_and_those_of_google_benchmark() -> Non
     [
         (["--batch=0"], '--batch: expected a number of at least 1, got "0"'),
         (["--d_ff"], '--d_ff: expected a number of at least 1, got ""'),
+        (["--layers=99999999999999999999"], "--layers: expected at most 9223372036854775807, got"),
         (["--dri"], "unknown argument --dri. Did you mean --dry?"),
         (["--d-modle=64"], "unknown argument --d-modle=64. Did you mean --d_model?"),
         (["--dry=5"], '--dry: expected no value, got "5"'),
@@ -125,3 +126,13 @@ def test_wrong_arguments_end_with_2(words: list[str], told: str) -> None:
     assert done.returncode == Exit.USAGE
     assert told in done.stderr
     assert "swiglu" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["--d-model=1000000000"], ["--batch=2000000000", "--sequence=2000000000"]]
+)
+def test_a_size_that_memory_does_not_hold_ends_with_2_and_a_sentence(words: list[str]) -> None:
+    done = run("--dry", "--layers=1", "--benchmark_filter=^silu_up/1/float32/plain", *words)
+    assert done.returncode == Exit.USAGE, done.stderr
+    assert "[retape_bench] a step does not fit into memory: " in done.stderr
+    assert done.stderr.rstrip().endswith("Fix: a smaller size.")

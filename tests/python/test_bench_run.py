@@ -220,7 +220,7 @@ def test_what_begins_as_the_word_does_is_offered_first(capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--d-model", "100000000"),  # more bytes than there are
+        ("--d-model", "10000000000"),  # more bytes than an address can tell apart
         ("--batch", "2000000000", "--sequence", "2000000000"),  # than can be counted
     ],
 )

@@ -108,6 +108,7 @@ HUGE = "99999999999999999999"
             "--memory-limit: expected at most 1000000000000000 bytes, got '99999999999GiB'",
         ),
         (["--memory-limit", "9" * 400], "--memory-limit: expected at most 1000000000000000 bytes, got '999"),
+        (["--text", "/dev/null"], "--text: expected more than 64 characters (--context), got 0"),
         (["--text", "/"], "--text: cannot read / (Is a directory)"),
         (["--width", "30"], "--width: expected a multiple of 4 (--heads), got 30"),
         (["--lr", "0"], "--lr: expected a number above 0 and below 10, got '0'"),
@@ -210,6 +211,9 @@ MOST, MORE, LARGE = PARAMETERS
 LIMIT = "95MiB"
 
 
+NO_BUFFERS = {"MKL_DISABLE_FAST_MM": "1"}  # of MKL, which are as large as its CPU likes
+
+
 @pytest.mark.parametrize(
     ("layers", "policy", "fits"),
     [(MOST, "none", True), (MORE, "none", False), (LARGE, "full", True)],
@@ -219,7 +223,7 @@ def test_a_model_three_times_as_large_fits_into_the_same_hard_limit(
 ) -> None:
     words = f"--width 64 --context 64 --batch 32 --steps 2 --layers {layers}".split()
     words += ["--policy", policy, "--memory-limit", LIMIT, "--out", tmp_path]
-    ended = program.in_process(*words)
+    ended = program.in_process(*words, environment=NO_BUFFERS)
     result = json.loads((tmp_path / "report.json").read_text())["result"]
     assert result["parameters"] == PARAMETERS[layers]
     assert PARAMETERS[LARGE] > 3 * PARAMETERS[MOST] and MORE == MOST + 1
@@ -262,7 +266,7 @@ def test_limits_of_the_page_are_the_smallest_to_7_percent_or_4_mib(
     for mib, code in ((limit - about, Exit.BUDGET), (limit + about, Exit.OK)):
         out = tmp_path / str(mib)
         limit_words = ["--memory-limit", f"{mib:.2f}MiB", "--out", out]
-        ended = built(program).in_process(*words, *limit_words, environment={"MKL_DISABLE_FAST_MM": "1"})
+        ended = built(program).in_process(*words, *limit_words, environment=NO_BUFFERS)
         assert ended.code == code, ended.err
         result = json.loads((out / "report.json").read_text())["result"]
         assert result["parameters"] == count

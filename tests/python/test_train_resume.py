@@ -9,6 +9,7 @@ import random
 import resource
 import shutil
 import signal
+import time
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +78,9 @@ def test_killed_at_any_moment_it_goes_on_to_the_last_bit(
         process = start_with_a_short_pipe(program, *words)
         seen = read_lines(process, 1 if number == 0 else dice.randrange(1, 12))
         if moment == "about when it saves":
-            while not beside.exists() and process.poll() is None:
+            # Until it saves, or waits for somebody to read what it has to say.
+            until = time.monotonic() + 10
+            while not beside.exists() and process.poll() is None and time.monotonic() < until:
                 pass
         ended = kill(process, seen)
         assert ended.code in (0, -signal.SIGKILL), ended.err  # 0: it was there before the signal

@@ -11,6 +11,7 @@ namespace train {
 
 constexpr int kUsage = 2;   // arguments, files
 constexpr int kBudget = 4;  // the memory limit
+constexpr int kInternal = 70;  // none of the user's doing; 1 would say that gradients differ
 
 class Refused : public std::runtime_error {
  public:

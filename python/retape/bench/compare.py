@@ -1,8 +1,9 @@
 """Is this run worse than that one? `retape bench --compare old.json --fail peak:1% time:10%`.
 
 Rows are matched by subject (`Subject.key`), method and what it is wrapped around. Bytes are exact: more
-than the limit is a regression. Times are judged by their quartiles too: where those of the two runs
-overlap, nobody can tell, and a warning says so instead. A rule that cannot tell of any row proves nothing.
+than the limit is a regression. `time` is the median of a row's ratios to plain, round by round, and known as
+well as rounds and their noise allow: where the two runs' medians may be the same with 95 % certainty, nobody can tell,
+and a warning says so instead. Seconds are judged by their quartiles. A rule that cannot tell of any row proves nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from retape import UsageError
 from retape._artefact import FORMAT
 from retape._table import Column, fitted, leaving_out
-from retape._text import Exit, format_bytes, format_seconds, offer, printable
+from retape._text import Exit, format_bytes, format_seconds, median_between, offer, printable
 from retape.bench import cells
 from retape.bench.result import (
     BITWISE,
@@ -219,7 +220,7 @@ def compare(old: Baseline, new: Baseline, rules: Sequence[Rule] = SHOWN) -> Comp
     if noisy:
         found.warnings.append(
             f"too noisy to judge: in {noisy} case{'s' * (noisy != 1)} a time is beyond its limit, but "
-            "the quartiles of both runs overlap. Close other programs, or raise --rounds."
+            "both runs may mean the same. Close other programs, or raise --rounds."
         )
     if not found.compared:
         found.warnings.append("nothing was compared: no row has in both runs what a rule is about")
@@ -318,20 +319,17 @@ def _spread(value: float | Spread | None) -> Spread | None:
 def _over_plain(
     old: Row, new: Row, plains: tuple[Row | None, Row | None]
 ) -> tuple[Spread | None, Spread | None, Callable[[float], str]]:
-    """Totals over plain's of the same run, with the spread of the ratios round by round: a slower
-    machine is no slower method. Seconds, where a run has no plain row with a time."""
-    totals = [row.total[1] if row is not None and row.total else 0 for row in plains]
-    if not all(totals):
+    """The ratio to plain's of the same round, and what its true median lies between: a slower machine is no slower
+    method, and neither is a slow minute. Seconds, where a run has no plain row with a time."""
+    if not all(row is not None and row.total for row in plains):
         return old.total, new.total, format_seconds
-    found: list[Spread | None] = []
-    for row, plain in zip((old, new), totals, strict=True):
-        if row.total is None:
-            found.append(None)
-            continue
-        low, middle, high = row.ratio or row.total
-        value = row.total[1] / plain
-        found.append((value * low / middle, value, value * high / middle) if middle else None)
-    return found[0], found[1], METRICS["time"].text
+    return _median_ratio(old), _median_ratio(new), METRICS["time"].text
+
+
+def _median_ratio(row: Row) -> Spread | None:
+    if row.ratio is None or not row.ratios:
+        return row.ratio  # quartiles are all that is known
+    return median_between(row.ratios) or (0.0, row.ratio[1], math.inf)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -339,6 +337,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail",
         nargs="+",
+        action="extend",
         metavar="WHAT:LIMIT%",
         help="with --compare: exit with 3 where a row grew by more, e.g. peak:1%% time:10%%; there is "
         + ", ".join(METRICS),

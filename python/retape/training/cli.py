@@ -221,14 +221,14 @@ def interrupted(training: Training) -> str:
 def read_text(args: argparse.Namespace) -> Text:
     path = Path(args.text) if args.text else harbour.PATH
     try:
-        text = Text(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise Refused(f"--text: cannot read {path} ({error.strerror})") from None
-    if len(text) <= args.context:
+    if len(content) <= args.context:
         raise Refused(
-            f"--text: expected more than {args.context} characters (--context), got {len(text)}"
+            f"--text: expected more than {args.context} characters (--context), got {len(content)}"
         )
-    return text
+    return Text(content)
 
 
 def load_what_a_first_step_loads() -> None:
