@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,7 @@ namespace retape::bench {
 // deviation, and deviations as shares of what is zero for plain.
 class MedianAndSpread final : public benchmark::BenchmarkReporter {
  public:
-  // For people bytes are MiB; for programs they stay bytes.
+  // For people bytes are MiB, and what is large is written out; for programs all are numbers.
   explicit MedianAndSpread(bool for_people) : for_people_(for_people) {}
 
   bool ReportContext(const Context& context) override { return behind_->ReportContext(context); }
@@ -24,7 +25,7 @@ class MedianAndSpread final : public benchmark::BenchmarkReporter {
     std::vector<Run> shown;
     for (const auto& run : runs) {
       if (run.run_type != Run::RT_Aggregate || run.aggregate_name == "median") {
-        shown.push_back(for_people_ ? in_mib(run) : run);
+        shown.push_back(for_people_ ? in_words(run) : run);
       } else if (run.aggregate_name == "cv") {
         shown.push_back(spread(run, runs));
       }
@@ -38,11 +39,14 @@ class MedianAndSpread final : public benchmark::BenchmarkReporter {
 
  private:
   // Google Benchmark would show thousands of them with a letter: in the label they are as they are.
-  static Run in_mib(Run run) {
-    for (const auto* name : {"peak", "held"}) {
+  static Run in_words(Run run) {
+    constexpr double kMiB = 1 << 20;
+    const std::tuple<const char*, const char*, double> shown[] = {
+        {"peak", "peak %.1f MiB", kMiB}, {"held", "held %.1f MiB", kMiB}, {"GFLOP", "%.1f GFLOP", 1}};
+    for (const auto& [name, form, unit] : shown) {
       if (const auto found = run.counters.find(name); found != run.counters.end()) {
         char text[64];
-        std::snprintf(text, sizeof text, "%s %.1f MiB", name, found->second.value / (1 << 20));
+        std::snprintf(text, sizeof text, form, found->second.value / unit);
         run.report_label += (run.report_label.empty() ? "" : ", ") + std::string(text);
         run.counters.erase(found);
       }
