@@ -3,7 +3,9 @@ interrupted."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -93,9 +95,17 @@ else:
 """
 
 
+def free_port() -> str:
+    """One that nobody is given by chance before a rank comes to listen there, seconds later: below those that the
+    system deals out."""
+    for port in random.sample(range(20000, 32000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
+    raise AssertionError("no free port")
+
+
 def start(program: str) -> list[subprocess.Popen[str]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = free_port()
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
