@@ -27,6 +27,7 @@ add_library(retape_dist SHARED
   src/dist/store.cpp
   src/dist/summand.cpp
   src/dist/topology.cpp
+  src/dist/watch.cpp
   src/dist/whereabouts.cpp
   src/dist/world.cpp
   src/gradcheck/case.cpp

@@ -77,6 +77,19 @@ class Courier {
   void make_process_group(const std::function<ProcessGroupPtr(const StorePtr&)>& make);
 
  private:
+  // How long after its time a store may still answer. Finding out who is to blame takes kPatience of it.
+  static constexpr Milliseconds kGrace{1700};
+  // How long after its time a transport may say that it is over.
+  static constexpr Milliseconds kLate{200};
+  // How often a sentry looks.
+  static constexpr Milliseconds kPulse{200};
+  // One who wakes later than that after his time was stopped meanwhile.
+  static constexpr Milliseconds kOverslept{1000};
+  // How long it may take threads to come to rest that have nothing to do.
+  static constexpr Milliseconds kRest{500};
+  // How long a store is served for those who have not ended yet.
+  static constexpr Milliseconds kToServe{60000};
+
   struct Registry;
   static Registry& registry();
   Board own_board() const;
@@ -95,7 +108,7 @@ class Courier {
   void expect(Milliseconds longest);
   std::exception_ptr store_is_gone(const Call& call) const;
 
-  // The sentry's.
+  // The sentry's (watch.cpp).
   struct Glance;
   void watch();
   bool ask_store(std::unique_lock<std::mutex>& lock, const std::function<void()>& ask);

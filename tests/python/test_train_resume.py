@@ -9,8 +9,8 @@ import random
 import resource
 import shutil
 import signal
-import time
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
