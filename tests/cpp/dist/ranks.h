@@ -36,7 +36,7 @@ namespace retape::dist::testing {
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const auto x = a.contiguous(), y = b.contiguous();
   return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-      std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;  // -0 is not 0
+      (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);  // -0 is not 0
 }
 
 inline void expect_ranks(int ranks, const std::function<void(World&)>& body, RunOptions options = {}) {
