@@ -313,7 +313,7 @@ int main(int argc, char** argv) {
     return retape::bench::main(argc, argv);
   } catch (const std::exception& error) {
     retape::bench::refuse_if_too_large(error);
-    std::cerr << "[retape_bench] internal error: " << retape::bench::first_line(error) << "\n";
+    std::cerr << "[retape_bench] internal error: " << train::first_line(error) << "\n";
     return train::kInternal;
   }
 }

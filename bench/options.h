@@ -106,15 +106,9 @@ inline std::optional<std::string> take(Arguments& args, const std::string& name)
   return value;
 }
 
-// Without torch's stack.
-inline std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
-
 // Where a size is more than memory holds, or than can be counted.
 inline void refuse_if_too_large(const std::exception& error) {
-  const auto text = first_line(error);
+  const auto text = train::first_line(error);
   if (train::is_out_of_memory(error) || text.find("overflow") != std::string::npos) {
     refuse("a step does not fit into memory: " + text, "Fix: a smaller size.");
   }

@@ -188,7 +188,7 @@ int main(int argc, char** argv) {
     std::cerr << "[train_gpt] " << error.what() << "\n";
     return kUsage;
   } catch (const std::exception& error) {
-    std::cerr << "[train_gpt] internal error: " << error.what() << "\n";
+    std::cerr << "[train_gpt] internal error: " << first_line(error) << "\n";
     return kInternal;
   }
 }

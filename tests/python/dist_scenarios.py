@@ -99,6 +99,8 @@ def sums(group: Any, rank: int) -> dict[str, Any]:
     pending.wait()
     pending.wait()
     found["async"] = later.tolist()
+    found["endless"] = error_of(lambda: rd.Group(timeout=float("inf")))
+    found["none"] = error_of(lambda: rd.Group(timeout=0))
     return found
 
 
@@ -639,7 +641,8 @@ def ddp_join(group: Any, rank: int) -> dict[str, Any]:
             reference, present = net(), all_rows()[number : RANKS - 1]
             (reference(present).square().sum() / len(present)).backward()
             off.append(difference(model.module, reference))
-    return {"refused": refused, "off": off, "plain": error_of(lambda: rd.SumHook(net()))}
+    plain, second = (error_of(lambda given=given: rd.SumHook(given)) for given in (net(), model))
+    return {"refused": refused, "off": off, "plain": plain, "second": second}
 
 
 @scenario

@@ -50,6 +50,8 @@ def test_sums_are_in_place_for_every_dtype(told):
         assert line["async"] == [3, 3]
         assert (line["size"], line["index"], line["is one"]) == (RANKS, rank, True)
         assert line["repr"] == f'<Group "sums" of 3, index {rank}>'
+        assert "expected a timeout of less than a year, in seconds, got inf" in line["endless"]["text"]
+        assert "a timeout of 0 ms. Fix: at least 1 ms" in line["none"]["text"]
 
 
 def test_broadcast_gather_and_agreement(told):
@@ -320,6 +322,12 @@ def test_a_hook_is_for_ddp(told):
         assert "expected a DistributedDataParallel, got Sequential. Fix: " in line["plain"]["text"]
 
 
+def test_a_second_hook_of_a_model_is_refused(told):
+    for line in told("ddp_join"):
+        assert line["second"]["kinds"][0] == "UsageError"
+        assert "has a communication hook already" in line["second"]["text"]
+
+
 def test_a_hook_may_send_less(told):
     for line in told("ddp_wire"):
         assert line["same"]  # as a SumReducer with that wire
@@ -396,6 +404,10 @@ def test_a_tensor_that_does_not_say_what_it_is_is_a_type_error_with_the_fix(kind
 def test_a_value_of_a_value_is_a_type_error():
     with pytest.raises(TypeError, match=r"\[Partial\] expected a tensor, got a Replicated. Fix: contribute_once"):
         rd.Partial(rd.Replicated(torch.ones(2)))
+    with pytest.raises(TypeError, match=r"\[Replicated\] expected a tensor, got a Partial. Fix: Group.sum"):
+        rd.Replicated(rd.Partial(torch.ones(2)))
+    with pytest.raises(TypeError, match=r"got a Partial. Fix: its .value"):
+        rd.Partial(rd.Partial(torch.ones(2)))
 
 
 def test_one_parameter_is_clipped_as_a_list_of_one_is():

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -21,6 +22,12 @@ class Refused : public std::runtime_error {
 [[noreturn]] inline void refuse_errno(const std::string& what) {
   const int code = errno;
   throw Refused(what + " (" + std::strerror(code) + ")");
+}
+
+// Of what it says; what follows is torch's stack, which RETAPE_DEBUG=1 shows.
+inline std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return std::getenv("RETAPE_DEBUG") ? text : text.substr(0, text.find('\n'));
 }
 
 inline bool is_out_of_memory(const std::exception& error) {

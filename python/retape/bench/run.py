@@ -120,7 +120,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     own_model.add_arguments(parser)
     report.add_arguments(parser)
-    parser.add_argument("--quick", action="store_true", help="few methods, small sizes: less than a minute for the blocks, two for the models")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few methods, small sizes: less than a minute for the blocks, two for the models",
+    )
 
 
 def _layers(text: str) -> int:

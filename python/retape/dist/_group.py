@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, distributed_c10d
 from retape import _C, _dist
 
 
-MOST_SECONDS = 366 * 24 * 3600.0
+MOST_SECONDS = 365 * 24 * 3600.0  # of a timeout: there is no wait without end
 
 # While what groups need is still there: whoever waits for this process is told that it ends.
 atexit.register(_dist.leave)
@@ -41,8 +41,8 @@ class _MadeOfRanks(type(_dist.Group)):
         if timeout is None:
             timeout = timeout_of(process_group)
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-        if not 0 < seconds < MOST_SECONDS:
-            raise _C.UsageError(f"[Group] expected a timeout of up to a year in seconds, got {seconds:g}.")
+        if not seconds < MOST_SECONDS:
+            raise _C.UsageError(f"[Group] expected a timeout of less than a year, in seconds, got {seconds:g}.")
         # torchrun's agent serves the store; without it, rank 0 does.
         host = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
         return _dist.Group._of(

@@ -30,9 +30,12 @@ class _Value:
 
     def __post_init__(self) -> None:
         if isinstance(self.value, _Value):
-            inner = type(self.value).__name__
-            fix = "contribute_once(name, replicated, group)" if isinstance(self, Partial) else "a value is one of them"
-            raise TypeError(f"[{type(self).__name__}] expected a tensor, got a {inner}. Fix: {fix}.")
+            own, inner = type(self).__name__, type(self.value).__name__
+            fixes = {
+                "Partial Replicated": "contribute_once(name, replicated, group)",
+                "Replicated Partial": "Group.sum(name, partial), after which every rank has the answer",
+            }
+            raise TypeError(f"[{own}] expected a tensor, got a {inner}. Fix: {fixes.get(f'{own} {inner}', 'its .value')}.")
 
     def __add__(self, other: Any) -> Self:
         return self._with(other, "+", operator.add)
