@@ -201,6 +201,19 @@ def test_pointing_at_the_timeline_tells_op_shape_and_region(chromium, page_of):
         assert not seen.page.locator(".here").get_attribute("d")
 
 
+@pytest.mark.parametrize("selector", [".point circle, .point path", "[data-timeline] .scroll svg"])
+def test_scrolling_tells_what_lies_under_the_pointer_now(chromium, page_of, selector):
+    with browser.look(chromium, page_of(two_tensors())) as seen:
+        seen.page.locator(selector).first.hover()
+        told = tip(seen)
+        assert told
+        seen.page.evaluate("dispatchEvent(new Event('scroll'))")  # of a scroll before the move
+        assert tip(seen) == told
+        seen.page.evaluate("document.body.style.marginTop = '3000px'")  # it slides away
+        seen.page.evaluate("dispatchEvent(new Event('scroll'))")
+        assert tip(seen) == ""
+
+
 def test_arrow_keys_walk_through_the_timeline(chromium, page_of):
     with browser.look(chromium, page_of(two_tensors())) as seen:
         picture = seen.page.locator("[data-timeline] .scroll svg")

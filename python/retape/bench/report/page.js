@@ -2,7 +2,7 @@
 // What lies under the pointer. Names only ever become text, never markup.
 (() => {
   const tip = document.getElementById("tip");
-  let again = null; // what the keyboard asked for: shown anew where it is after scrolling
+  let again = null; // looks anew at what was pointed at or focused: scrolling moves it
 
   const bytes = (count) => {
     // From 100 GiB on; methods differ by some MiB where a step needs some GiB, as in the tables.
@@ -29,23 +29,23 @@
     tip.hidden = true;
     again = null;
   };
+  const look = (asked) => {
+    again = asked;
+    asked();
+  };
+  const lies = (thing, x, y) => thing.contains(document.elementFromPoint(x, y));
 
   for (const point of document.querySelectorAll(".point")) {
     const title = point.querySelector("title");
     const lines = title.textContent.split("\n");
     title.remove(); // or the browser shows it too
-    point.addEventListener("pointermove", (event) => {
-      again = null;
-      show(lines, event.clientX, event.clientY);
-    });
+    point.addEventListener("pointermove", ({ clientX, clientY }) =>
+      look(() => (lies(point, clientX, clientY) ? show(lines, clientX, clientY) : hide())));
     point.addEventListener("pointerleave", hide);
-    point.addEventListener("focus", () => {
-      again = () => {
-        const box = point.getBoundingClientRect();
-        show(lines, box.right, box.bottom);
-      };
-      again();
-    });
+    point.addEventListener("focus", () => look(() => {
+      const box = point.getBoundingClientRect();
+      show(lines, box.right, box.bottom);
+    }));
     point.addEventListener("blur", hide);
   }
 
@@ -122,14 +122,13 @@
       cursor.setAttribute("d", "");
       hide();
     };
-    svg.addEventListener("pointermove", (event) => {
+    svg.addEventListener("pointermove", ({ clientX, clientY }) => look(() => {
       const box = svg.getBoundingClientRect(), scale = width / box.width;
-      const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
-      again = null;
-      if (x < left || x >= right || y > bottom) return leave();
+      const x = (clientX - box.left) * scale, y = (clientY - box.top) * scale;
+      if (x < left || x >= right || y > bottom || !lies(svg, clientX, clientY)) return leave();
       const step = Math.min(count - 1, Math.floor(((x - left) / (right - left)) * count));
-      tell(step, ((bottom - y) / (bottom - top)) * data.most, event.clientX, event.clientY);
-    });
+      tell(step, ((bottom - y) / (bottom - top)) * data.most, clientX, clientY);
+    }));
     svg.addEventListener("pointerleave", leave);
     svg.addEventListener("blur", leave);
     // Left and right walk in time, up and down through what is live then.
@@ -141,12 +140,12 @@
       const step = Math.max(0, Math.min(count - 1, at + dx));
       const total = data.live.reduce((sum, levels) => sum + levels[step], 0);
       const amount = Math.max(0, Math.min(total - 1, height + (dy * total) / 20));
-      again = () => {
+      look(() => {
         const box = svg.getBoundingClientRect(), scale = box.width / width;
         tell(step, amount, box.left + across(step + 0.5) * scale, box.top + up(amount) * scale);
-      };
-      again();
+      });
     });
   }
-  addEventListener("scroll", () => (again ? again() : hide()), { passive: true });
+  // Also of what scrolls inside the page. The event of a scroll may come after a pointer's next move.
+  addEventListener("scroll", () => again && again(), { passive: true, capture: true });
 })();
