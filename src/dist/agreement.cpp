@@ -30,10 +30,10 @@ uint64_t mark_of(const Board& board, int index) {
   return board.number("mark/" + std::to_string(index));
 }
 
-// The counter of those who have come counts those who differ in its upper half.
-constexpr int64_t kOneThatDiffers = int64_t{1} << 32;
-
 std::string fingerprint(const Call& call) {
+  if (!call.complaint.empty()) {
+    return "a complaint";
+  }
   const auto all = call.group + "\n" + call.text;
   const auto hash = XXH3_128bits(all.data(), all.size());
   return std::to_string(hash.high64) + "." + std::to_string(hash.low64);
@@ -121,7 +121,6 @@ void Agreement::reach(const Call& call) {
     resume();
   }
   const auto before = sequence_++;
-  board_.write("mark/" + std::to_string(index_), std::to_string(sequence()));
   const auto gate = gate_for(call);
   if (gate == kBad) {
     explain_difference(call);
@@ -134,24 +133,33 @@ void Agreement::reach(const Call& call) {
   }
   // All have come to this call, so all have left the one before.
   if (index_ == 0 && before > 0) {
-    for (const auto* what : {"first/", "come/", "gate/"}) {
-      board_.store->deleteKey(board_.key(what + std::to_string(before)));
-    }
+    board_.store->deleteKey(board_.key("gate/" + std::to_string(before)));
   }
 }
 
 std::string Agreement::gate_for(const Call& call) {
-  const auto own = fingerprint(call);
-  const bool same = board_.decide(key_at("first"), own) == own && call.complaint.empty();
-  const auto come = board_.store->add(board_.key(key_at("come")), same ? 1 : 1 + kOneThatDiffers);
-  if (come % kOneThatDiffers == static_cast<int64_t>(ranks_.size())) {
-    return board_.decide(key_at("gate"), come < kOneThatDiffers ? kAgreed : kBad);
+  const auto mark = std::to_string(sequence()) + " " + fingerprint(call);
+  board_.write("mark/" + std::to_string(index_), mark);
+  // Nobody comes to a call before all have come to the one before it.
+  const auto come = static_cast<uint64_t>(board_.store->add(board_.key("come"), 1));
+  if (come == sequence() * ranks_.size()) {
+    return board_.decide(key_at("gate"), call.complaint.empty() && all_would(mark) ? kAgreed : kBad);
   }
-  const auto gate = board_.key(key_at("gate"));
   at_gate_ = sequence();
-  board_.store->wait({gate}, kWithoutEnd);
+  board_.store->wait({board_.key(key_at("gate"))}, kWithoutEnd);
   at_gate_ = 0;
-  return board_.store->get_to_str(gate);
+  return board_.read(key_at("gate")).value();
+}
+
+bool Agreement::all_would(const std::string& mark) const {
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    keys.push_back(board_.key("mark/" + std::to_string(i)));
+  }
+  const auto marks = board_.store->multiGet(keys);
+  return std::all_of(marks.begin(), marks.end(), [&](const std::vector<uint8_t>& each) {
+    return std::equal(each.begin(), each.end(), mark.begin(), mark.end());
+  });
 }
 
 std::vector<int> Agreement::missing_at(const Board& board, uint64_t gate) const {

@@ -1,17 +1,17 @@
 // Agreement: the ranks of a process group compare what they are about to do, on its board.
 //
-// For call number s, the first rank to come writes its fingerprint (a hash of group and text), each
-// compares its own to that, and adds itself to a counter of those who have come and of those who differ.
-// Whoever comes last sees both, and decides the gate: "agreed" or "bad". The sentry of one that has waited in
-// vain decides it too: "gave up", with who has not come. The first decision stands, for all ranks, so that no
-// rank begins what another has given up. After "bad" everybody writes his text down and reads those of the
-// others: texts travel only then.
+// Each rank has a mark: the number of the call that it has come to, and the fingerprint (a hash of group and
+// text) of what it would do there. Who has written his mark adds himself to a counter. Whoever comes last compares
+// all marks, and decides the gate of the call: "agreed" or "bad". The sentry of one that has waited in vain decides
+// it too: "gave up", with who has not come by his mark. The first decision stands, for all ranks, so that no rank
+// begins what another has given up. After "bad" everybody writes his text down and reads those of the others:
+// texts travel only then.
 //
 // Who waits at the gate waits for the decision and not for the clock: a store whose time is over tells so in
 // warnings, for which it asks a name server who it is, and that may take seconds.
 //
-// A rank that does not come is known by its mark: each rank writes the number of the call that it has
-// come to under its own key. Whoever begins anew with the same process group goes on from there.
+// Every question to the store is a message there and back while all ranks wait: a call has one to come, two at
+// the gate, and for the last one three. Whoever begins anew with the same process group goes on from his mark.
 #pragma once
 
 #include "dist/board.h"
@@ -65,6 +65,7 @@ class Agreement {
   std::string at(const Call& call) const;
   void resume();
   std::string gate_for(const Call& call);
+  bool all_would(const std::string& mark) const;
   std::vector<int> missing_at(const Board& board, uint64_t gate) const;
   std::vector<Answer> call_the_roll();
   [[noreturn]] void blame(const Call& call, const std::vector<Answer>& answers, const std::string& reason);

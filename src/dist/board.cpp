@@ -48,8 +48,11 @@ bool Board::has(const std::string& what) const {
   return store->check({key(what)});
 }
 
+// One message there and back: a store that is told to get a key waits for it first, and asks three times for that.
 std::optional<std::string> Board::read(const std::string& what) const {
-  return has(what) ? std::optional(store->get_to_str(key(what))) : std::nullopt;
+  static const std::string nothing = "nobody has written this";
+  auto text = store->compareSet(key(what), nothing, nothing);  // what is there, and `nothing` where nothing is
+  return text == nothing ? std::nullopt : std::optional(std::move(text));
 }
 
 uint64_t Board::number(const std::string& what) const {

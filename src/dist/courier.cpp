@@ -63,6 +63,7 @@ void Courier::end() {
   ending_ = true;
   leaving_ = leaving_ || made_here_;  // nobody is left who could go on with it
   changed_.notify_all();
+  wake_.notify_all();
   // A call that nobody waited for may never end, nor a question to a store that no longer answers.
   const bool rest = !under_way_.left && changed_.wait_for(lock, to_rest(), [&] {
     return busy_ == 0 && jobs_.empty() && (unwatched_ || !leaving_);
@@ -104,6 +105,7 @@ void Courier::leave() {
     const std::lock_guard guard(courier->mutex_);
     courier->ending_ = courier->leaving_ = true;
     courier->changed_.notify_all();
+    courier->wake_.notify_all();
   }
   for (const auto& courier : all) {
     std::unique_lock lock(courier->mutex_);

@@ -137,6 +137,7 @@ class Courier {
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::condition_variable wake_;  // the sentry, which sleeps between two looks
   std::deque<std::shared_ptr<Job>> jobs_;  // the first one is under way
   // Tensors that end with a job may be Python's, and a thread that asks for the GIL while Python ends is ended
   // where it stands. So jobs end on the threads of those who call.

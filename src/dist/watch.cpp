@@ -32,7 +32,7 @@ void Courier::watch() {
     const auto due = under_way_.due, next = Clock::now() + kPulse;
     return !sentry ? Clock::now() : due > looked ? std::min(due, next) : next;
   };
-  while (answers && !changed_.wait_until(lock, pulse(), [&] { return ending_ || broken_; })) {
+  while (answers && !wake_.wait_until(lock, pulse(), [&] { return ending_ || broken_; })) {
     looked = Clock::now();
     const auto seen = glance();
     answers = ask_store(lock, [&] { look_around(sentry, seen); });
