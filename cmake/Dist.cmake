@@ -35,6 +35,7 @@ add_library(retape_dist SHARED
   src/gradcheck/gradcheck.cpp
   src/gradcheck/guess.cpp
   src/gradcheck/judge.cpp
+  src/gradcheck/manifest.cpp
   src/gradcheck/plan.cpp
   src/gradcheck/report.cpp
   src/gradcheck/row_random.cpp

@@ -1,7 +1,6 @@
 #include "gradcheck/runner.h"
 
 #include "dist/group_impl.h"
-#include "gradcheck/packing.h"
 
 #include <ATen/Functions.h>
 
@@ -22,12 +21,6 @@ std::string key_of(const Case& what) {
   return key.str();
 }
 
-struct Caught {
-  std::exception_ptr error;
-  std::string text;
-  bool collective = false;
-};
-
 // What is no std::exception (a thread that is cancelled, an interrupt) passes through.
 template <typename Function>
 Caught caught(Function function) {
@@ -47,31 +40,6 @@ Caught caught(Function function) {
 bool is_in(const Topology& topology, int rank) {
   const auto ranks = topology.all_ranks();
   return std::binary_search(ranks.begin(), ranks.end(), rank);
-}
-
-std::vector<RankError> errors_of(const Group& everyone, const Caught& mine) {
-  Packer packer;
-  if (mine.error) {
-    packer.number(mine.collective).text(mine.text.empty() ? "an exception without text" : mine.text);
-  }
-  std::vector<RankError> errors;
-  std::vector<std::string> texts;
-  try {
-    texts = gather_texts(everyone, "gradcheck errors", packer.str());
-  } catch (const CollectiveError&) {
-    if (mine.error) {  // it says more than that nobody came to hear it
-      std::rethrow_exception(mine.error);
-    }
-    throw;
-  }
-  for (size_t i = 0; i < texts.size(); ++i) {
-    if (!texts[i].empty()) {
-      Unpacker unpacker(texts[i]);
-      const bool collective = unpacker.number() != 0;
-      errors.push_back({everyone.ranks()[i], unpacker.text(), collective});
-    }
-  }
-  return errors;
 }
 
 }  // namespace
@@ -115,44 +83,47 @@ const Outcome& Runner::reference(const Case& what, const std::string& name) {
   if (error.error && raised_) {
     raised_(error.text);
   }
-  if (const auto errors = errors_of(everyone_, error); !errors.empty()) {
-    fail(name + ", reference", errors, error.error);
+  if (const auto ran = unite({}, error); !ran.errors.empty()) {
+    fail(name + ", reference", ran.errors, ran.own);
   }
   return known_.emplace(key, std::move(outcome)).first->second;
 }
 
 Ran Runner::run(const Case& what, const std::optional<Break>& broken, const GradCheck::Raised& raised) {
-  Ran ran;
-  Outcome mine;
-  std::vector<Contribution> seen;
-  bool hit = false;
+  Share mine;
   const auto error = caught([&] {
     if (is_in(what.topology, everyone_.rank())) {
       std::optional<Watch> watch;
       broken ? watch.emplace(std::vector{*broken}) : watch.emplace();
       Case here = what;
       here.was_cut = was_cut_;
-      mine = distributed_(here);
-      check(mine);
-      seen = watch->seen();
-      hit = watch->hit();
+      mine.outcome = distributed_(here);
+      check(mine.outcome);
+      mine.seen = watch->seen();
+      mine.hit = watch->hit();
     }
   });
-  ran.own = error.error;
   if (error.error && !error.collective && raised) {
     raised(error.text);
   }
-  ran.errors = errors_of(everyone_, error);
-  if (!ran.errors.empty()) {
+  return unite(std::move(mine), error);
+}
+
+Ran Runner::unite(Share mine, const Caught& caught) const {
+  if (caught.error) {
+    const auto text = caught.text.empty() ? "an exception without text" : caught.text;
+    mine = {RankError{everyone_.rank(), text, caught.collective}};
+  }
+  try {
+    auto ran = detail::unite(everyone_, mine);
+    ran.own = caught.error;
     return ran;
+  } catch (const CollectiveError&) {
+    if (caught.error) {  // it says more than that nobody came to hear it
+      std::rethrow_exception(caught.error);
+    }
+    throw;
   }
-  ran.united = unite(everyone_, mine);
-  if (broken) {
-    ran.hit = anywhere("gradcheck hits", hit);
-  } else {
-    ran.seen = unite(everyone_, seen);
-  }
-  return ran;
 }
 
 Ran Runner::distributed(const Case& what, const std::string& name) {

@@ -8,19 +8,11 @@
 
 namespace retape::dist::detail {
 
-struct RankError {
-  int rank;
+// What a step has raised on this rank.
+struct Caught {
+  std::exception_ptr error;
   std::string text;
-  bool collective;  // it waited for others, or they for it: groups are broken
-};
-
-// What has come of a distributed run.
-struct Ran {
-  United united;                   // on the first rank
-  std::vector<Contribution> seen;  // on any rank
-  bool hit = false;                // the mutation was applied on some rank
-  std::vector<RankError> errors;   // the same on all
-  std::exception_ptr own;          // of this rank
+  bool collective = false;
 };
 
 class Runner {
@@ -57,6 +49,7 @@ class Runner {
 
  private:
   Ran run(const Case& what, const std::optional<Break>& broken, const GradCheck::Raised& raised);
+  Ran unite(Share mine, const Caught& caught) const;
   [[noreturn]] void fail(const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const;
 
   const Group& everyone_;

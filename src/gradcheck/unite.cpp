@@ -1,11 +1,8 @@
 #include "gradcheck/unite.h"
 
-#include "gradcheck/packing.h"
+#include "gradcheck/manifest.h"
 
 #include <ATen/Functions.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,125 +11,9 @@ namespace retape::dist::detail {
 
 namespace {
 
-enum class Part : uint8_t { Gradient, Parameter };
-using Numbers = std::map<std::string, double>;
-
-// A tensor that some rank names.
-struct Entry {
-  Part part = Part::Gradient;
-  std::string name;
-  at::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> sizes = {};
-  std::string digest = "";  // empty: it has none there
-
-  bool none() const { return digest.empty(); }
-  bool is(const Entry& other) const { return part == other.part && name == other.name; }
-  bool same_bits(const Entry& other) const {
-    return dtype == other.dtype && sizes == other.sizes && digest == other.digest;
-  }
-  int64_t bytes() const {
-    int64_t count = static_cast<int64_t>(c10::elementSize(dtype));
-    for (const auto size : sizes) {
-      count *= size;
-    }
-    return count;
-  }
-};
-
-struct Manifest {
-  std::vector<Entry> tensors;
-  Numbers norms, losses;
-};
-
-// Dense, on the CPU, off the graph.
-at::Tensor plain(const at::Tensor& tensor) {
-  auto found = tensor.detach();
-  if (found.layout() != at::kStrided) {
-    found = found.to_dense();
-  }
-  return found.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
-}
-
-std::string digest_of(const at::Tensor& tensor) {
-  const auto hash = XXH3_128bits(tensor.const_data_ptr(), tensor.nbytes());
-  return std::to_string(hash.high64) + "." + std::to_string(hash.low64);
-}
-
-std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
-  std::vector<at::Tensor> tensors;
-  const auto add = [&](Part part, const std::map<std::string, at::Tensor>& all) {
-    for (const auto& [name, tensor] : all) {
-      if (!tensor.defined()) {
-        tensors.emplace_back();
-        manifest.tensors.push_back({part, name});
-        continue;
-      }
-      tensors.push_back(plain(tensor));
-      const auto& held = tensors.back();
-      manifest.tensors.push_back({part, name, held.scalar_type(), held.sizes().vec(), digest_of(held)});
-    }
-  };
-  add(Part::Gradient, outcome.gradients);
-  add(Part::Parameter, outcome.parameters);
-  manifest.norms = outcome.norms;
-  manifest.losses = outcome.losses;
-  return tensors;
-}
-
-void pack(Packer& packer, const Numbers& numbers) {
-  packer.number(numbers.size());
-  for (const auto& [name, value] : numbers) {
-    packer.text(name).real(value);
-  }
-}
-
-Numbers unpacked_numbers(Unpacker& unpacker) {
-  Numbers numbers;
-  for (auto left = unpacker.number(); left > 0; --left) {
-    const auto name = unpacker.text();
-    numbers[name] = unpacker.real();
-  }
-  return numbers;
-}
-
-std::string packed(const Manifest& manifest) {
-  Packer packer;
-  packer.number(manifest.tensors.size());
-  for (const auto& entry : manifest.tensors) {
-    packer.number(static_cast<int64_t>(entry.part)).text(entry.name).number(static_cast<int64_t>(entry.dtype));
-    packer.number(entry.sizes.size());
-    for (const auto size : entry.sizes) {
-      packer.number(size);
-    }
-    packer.text(entry.digest);
-  }
-  pack(packer, manifest.norms);
-  pack(packer, manifest.losses);
-  return packer.str();
-}
-
-Manifest unpacked(const std::string& text) {
-  Unpacker unpacker(text);
-  Manifest manifest;
-  manifest.tensors.resize(unpacker.number());
-  for (auto& entry : manifest.tensors) {
-    entry.part = static_cast<Part>(unpacker.number());
-    entry.name = unpacker.text();
-    entry.dtype = static_cast<at::ScalarType>(unpacker.number());
-    entry.sizes.resize(unpacker.number());
-    for (auto& size : entry.sizes) {
-      size = unpacker.number();
-    }
-    entry.digest = unpacker.text();
-  }
-  manifest.norms = unpacked_numbers(unpacker);
-  manifest.losses = unpacked_numbers(unpacker);
-  return manifest;
-}
-
 // A distinct tensor, and who holds it.
 struct Holding {
-  Entry entry;
+  Listed entry;
   int from = 0;           // the first index that holds it
   std::vector<int> odd;   // indices that hold something else under its name
   std::vector<int> none;  // indices that name it, and have none
@@ -265,7 +146,7 @@ at::Tensor bytes_of(const std::vector<at::Tensor>& tensors, const std::vector<Ho
   return at::cat(parts);
 }
 
-at::Tensor cut(const at::Tensor& bytes, int64_t begin, const Entry& entry) {
+at::Tensor cut(const at::Tensor& bytes, int64_t begin, const Listed& entry) {
   const auto tensor = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
   if (tensor.nbytes() > 0) {
     std::memcpy(tensor.data_ptr(), static_cast<const char*>(bytes.const_data_ptr()) + begin, tensor.nbytes());
@@ -273,51 +154,15 @@ at::Tensor cut(const at::Tensor& bytes, int64_t begin, const Entry& entry) {
   return tensor;
 }
 
-}  // namespace
-
-std::vector<std::string> gather_texts(const Group& group, const std::string& name, const std::string& text) {
-  int64_t longest = 0;
-  std::vector<int64_t> lengths;
-  for (const auto& each : group.gather(name + ", lengths", at::full({1}, static_cast<int64_t>(text.size()), at::kLong))) {
-    lengths.push_back(each.item<int64_t>());
-    longest = std::max(longest, lengths.back());
-  }
-  if (longest == 0) {
-    return std::vector<std::string>(lengths.size());
-  }
-  const auto padded = at::zeros({longest}, at::kByte);
-  std::memcpy(padded.data_ptr(), text.data(), text.size());
-  std::vector<std::string> texts;
-  for (const auto& each : group.gather(name, padded)) {
-    texts.emplace_back(static_cast<const char*>(each.const_data_ptr()), lengths[texts.size()]);
-  }
-  return texts;
-}
-
-void check(const Outcome& outcome) {
-  for (const auto* tensors : {&outcome.gradients, &outcome.parameters}) {
-    for (const auto& [name, tensor] : *tensors) {
-      if (tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python)) {
-        throw UsageError(
-            "[GradCheck] \"" + name + "\" is of a class of its own, as a DTensor is: a rank has a part of it. Fix: all "
-            "of it, full_tensor().");
-      }
-    }
-  }
-}
-
-United unite(const Group& everyone, const Outcome& mine) {
-  Manifest own;
-  const auto tensors = list(mine, own);
-  std::vector<Manifest> manifests;
-  for (const auto& text : gather_texts(everyone, "gradcheck manifest", packed(own))) {
-    manifests.push_back(unpacked(text));
-  }
+United united_outcome(
+    const Group& everyone,
+    const std::vector<Manifest>& manifests,
+    const std::vector<at::Tensor>& tensors) {
   const auto holdings = holdings_of(manifests);
   United united;
   united.outcome.norms = unite_numbers(everyone, manifests, &Manifest::norms, united.odd_norms);
   united.outcome.losses = unite_numbers(everyone, manifests, &Manifest::losses, united.odd_losses);
-  const auto bytes = bytes_of(tensors, holdings, own, everyone.index());
+  const auto bytes = bytes_of(tensors, holdings, manifests[everyone.index()], everyone.index());
   auto received = Delivery(everyone, holdings).make(bytes);
   if (everyone.index() != 0) {
     return united;
@@ -339,31 +184,109 @@ United unite(const Group& everyone, const Outcome& mine) {
   return united;
 }
 
-std::vector<Contribution> unite(const Group& everyone, const std::vector<Contribution>& mine) {
-  Packer packer;
-  packer.number(mine.size());
-  for (const auto& each : mine) {
-    packer.number(static_cast<int64_t>(each.place)).text(each.name).text(each.group).number(each.size).number(each.count).number(each.even);
+// One text of each rank, in order. Most are short: those that are not travel in a second call.
+std::vector<std::string> gather_texts(const Group& group, const std::string& name, const std::string& text) {
+  constexpr int64_t kShort = 4096;
+  const auto gathered = [&](const std::string& what, int64_t room, const std::string& sent) {
+    const auto padded = at::zeros({room}, at::kByte);
+    std::memcpy(padded.data_ptr(), sent.data(), std::min(static_cast<size_t>(room), sent.size()));
+    return group.gather(what, padded);
+  };
+  const auto framed = Packer().text(text).str();
+  auto all = gathered(name, kShort, framed);
+  int64_t longest = 0;
+  for (const auto& each : all) {
+    int64_t length = 0;
+    std::memcpy(&length, each.const_data_ptr(), sizeof(length));
+    longest = std::max<int64_t>(longest, sizeof(length) + length);
   }
-  std::vector<Contribution> all;
-  for (const auto& text : gather_texts(everyone, "gradcheck contributions", packer.str())) {
-    Unpacker unpacker(text);
-    for (auto left = unpacker.number(); left > 0; --left) {
-      Contribution each;
-      each.place = static_cast<Place>(unpacker.number());
-      each.name = unpacker.text();
-      each.group = unpacker.text();
-      each.size = static_cast<int>(unpacker.number());
-      each.count = unpacker.number();
-      each.even = unpacker.number() != 0;
-      if (const auto known = std::find(all.begin(), all.end(), each); known != all.end()) {
-        merge(*known, each);
-      } else {
-        all.push_back(std::move(each));
+  if (longest > kShort) {
+    all = gathered(name + ", at length", longest, framed);
+  }
+  std::vector<std::string> texts;
+  for (const auto& each : all) {
+    const std::string received(static_cast<const char*>(each.const_data_ptr()), each.numel());
+    texts.push_back(Unpacker(received).text());
+  }
+  return texts;
+}
+
+void pack(Packer& packer, const Contribution& seen) {
+  packer.number(static_cast<int64_t>(seen.place)).text(seen.name).text(seen.group);
+  packer.number(seen.size).number(seen.count).number(seen.even);
+}
+
+Contribution unpacked_contribution(Unpacker& unpacker) {
+  Contribution seen;
+  seen.place = static_cast<Place>(unpacker.number());
+  seen.name = unpacker.text();
+  seen.group = unpacker.text();
+  seen.size = static_cast<int>(unpacker.number());
+  seen.count = unpacker.number();
+  seen.even = unpacker.number() != 0;
+  return seen;
+}
+
+std::string packed(const Share& share, const Manifest& manifest) {
+  Packer packer;
+  packer.number(share.error.has_value());
+  if (share.error) {
+    packer.text(share.error->text).number(share.error->collective);
+  }
+  packer.number(share.hit).number(share.seen.size());
+  for (const auto& each : share.seen) {
+    pack(packer, each);
+  }
+  pack(packer, manifest);
+  return packer.str();
+}
+
+// Into `ran`; what it lists.
+Manifest take(const std::string& text, int rank, Ran& ran) {
+  Unpacker unpacker(text);
+  if (unpacker.number() != 0) {
+    const auto what = unpacker.text();
+    ran.errors.push_back({rank, what, unpacker.number() != 0});
+  }
+  ran.hit |= unpacker.number() != 0;
+  for (auto left = unpacker.number(); left > 0; --left) {
+    auto each = unpacked_contribution(unpacker);
+    if (const auto known = std::find(ran.seen.begin(), ran.seen.end(), each); known != ran.seen.end()) {
+      merge(*known, each);
+    } else {
+      ran.seen.push_back(std::move(each));
+    }
+  }
+  return unpacked_manifest(unpacker);
+}
+
+}  // namespace
+
+void check(const Outcome& outcome) {
+  for (const auto* tensors : {&outcome.gradients, &outcome.parameters}) {
+    for (const auto& [name, tensor] : *tensors) {
+      if (tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python)) {
+        throw UsageError(
+            "[GradCheck] \"" + name + "\" is of a class of its own, as a DTensor is: a rank has a part of it. Fix: all "
+            "of it, full_tensor().");
       }
     }
   }
-  return all;
+}
+
+Ran unite(const Group& everyone, const Share& mine) {
+  Manifest own;
+  const auto tensors = list(mine.outcome, own);
+  Ran ran;
+  std::vector<Manifest> manifests;
+  for (const auto& text : gather_texts(everyone, "gradcheck run", packed(mine, own))) {
+    manifests.push_back(take(text, everyone.ranks()[manifests.size()], ran));
+  }
+  if (!ran.errors.empty()) {
+    return {std::move(ran.errors)};
+  }
+  ran.united = united_outcome(everyone, manifests, tensors);
+  return ran;
 }
 
 }  // namespace retape::dist::detail

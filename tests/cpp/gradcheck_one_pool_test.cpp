@@ -5,6 +5,8 @@
 #include <retape/dist/gradcheck.h>
 #include <retape/dist/row_random.h>
 
+#include <algorithm>
+
 namespace retape::dist {
 namespace {
 
@@ -162,6 +164,34 @@ TEST(GradCheckOnePool, NoneBesideZerosAndNamesThatARankLeavesOutAreEqual) {
     };
     const auto report = GradCheck(world.all(), [&](const Case& c) { return zeros(mean(c)); }, some, given).run();
     RANK_EXPECT_EQ(report.exit_code(), 0);
+  });
+}
+
+// Each rank has names of its own, and more of them than ranks tell one another in one piece.
+TEST(GradCheckOnePool, TensorsOfAWholeModelAreComparedWhicheverRankHasThem) {
+  constexpr int64_t kBlocks = 60;
+  const auto blocks = [](const Case& c, int64_t first, int64_t step, double fault) {
+    Outcome outcome;
+    for (int64_t i = first; i < kBlocks; i += step) {
+      const auto name = "decoder.layers." + std::to_string(i) + ".self_attention.query_projection.weight";
+      const auto wrong = i == kBlocks - 1 ? fault : 1.0;
+      outcome.gradients[name] = wrong * c.terms.at("fit") * row_uniform(c.seed, name, {0, i + 1}, {3}, c.dtype).sum(0);
+    }
+    return outcome;
+  };
+  expect_ranks(3, [&](World& world) {
+    for (const double fault : {1.0, 2.0}) {
+      const auto by_one = [&](const Case& c) { return blocks(c, 0, 1, 1.0); };
+      const auto by_ranks = [&](const Case& c) { return blocks(c, world.rank(), 3, fault); };
+      const auto report = GradCheck(world.all(), by_one, by_ranks, mean_options({0, 1, 2})).run();
+      RANK_EXPECT_EQ(report.exit_code(), fault == 1.0 ? 0 : 1);
+      if (world.rank() == 0) {
+        RANK_EXPECT_EQ(report.rows.size(), size_t{kBlocks});
+        RANK_EXPECT_EQ(std::count_if(report.rows.begin(), report.rows.end(), [](const GradRow& row) {
+          return row.kind == Verdict::Kind::Different;
+        }), fault == 1.0 ? 0 : 1);
+      }
+    }
   });
 }
 
