@@ -86,7 +86,7 @@ def checkpoint(
                 '[checkpoint] rows are a way of replay: method="rerun" and context_fn have none. '
                 'Fix: method="replay" without context_fn.'
             )
-        return _in_rows(function, args, kwargs, rows, policy, name)
+        return in_rows(function, args, kwargs, rows, policy, name)
     if method == "replay":
         return _replay(function, args, kwargs, policy, name, context_fn)
     if policy is not None:
@@ -173,7 +173,7 @@ def _replay(
         return function(*args, **kwargs)
 
 
-def _in_rows(
+def in_rows(
     function: Callable[..., Any],
     args: tuple,
     kwargs: dict[str, Any],
@@ -181,6 +181,7 @@ def _in_rows(
     policy: PolicyLike | None,
     name: str,
 ) -> Any:
+    """One call whose backward goes slice by slice, where its ops allow that."""
     rows = _C.Rows(rows) if isinstance(rows, int) else rows
     rule = REGION if policy is None else as_policy(policy)
     given = [leaf for leaf in flatten((*args, *kwargs.values()))[0] if isinstance(leaf, Tensor)]

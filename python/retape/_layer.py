@@ -7,12 +7,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import retape
 from retape import _C
+from retape._checkpoint import in_rows
 from retape._given import call_with
 from retape._recompute import REGION, PolicyLike, as_policy
 
@@ -31,6 +32,20 @@ _WHY = {
 }
 
 
+class Slices(NamedTuple):
+    """What `retape.Rows` is told; unlike it, a copy counts nothing and can be pickled."""
+
+    slices: int
+    strict: bool = False
+
+    @staticmethod
+    def of(rows: int | _C.Rows | None) -> Slices | None:
+        if rows is None:
+            return None
+        made = _C.Rows(rows) if isinstance(rows, int) else rows
+        return Slices(made.slices, made.strict)
+
+
 @dataclass(frozen=True)
 class How:
     """How layers are run. Immutable: copies of a model share it."""
@@ -39,6 +54,7 @@ class How:
     method: str = "replay"
     in_eval: bool = False
     rerun: dict[str, Any] = field(default_factory=dict)
+    rows: Slices | None = None
 
     def __post_init__(self) -> None:
         if self.method not in ("replay", "rerun"):
@@ -49,6 +65,11 @@ class How:
             raise _C.UsageError(
                 f'[enable] policy={self.policy!r} with method="rerun", which forgets all of a layer. '
                 'Fix: leave the policy out, or method="replay".'
+            )
+        if self.method == "rerun" and self.rows is not None:
+            raise _C.UsageError(
+                '[enable] rows are a way of replay: method="rerun" has none. '
+                "Fix: one of the two."
             )
         if self.method == "replay" and self.rerun:
             raise _C.UsageError(
@@ -71,6 +92,7 @@ class Layer:
         self.calls = 0  # with a region
         self.forwards = 0  # of those; in backward too, with method="rerun"
         self.plain: Counter[str] = Counter()  # calls without a region, by the reason
+        self.rows = None if how.rows is None else _C.Rows(*how.rows)
         self._policy = how.region_policy()
         self._scopes: deque[_C.Scope] = deque()  # their graphs may still replay
         self._earlier = (0,) * len(COUNTS)  # counts of scopes before those
@@ -93,6 +115,8 @@ class Layer:
         if self.how.method == "rerun":
             return self._rerun(function, args, kwargs)
         self.forwards += 1
+        if self.rows is not None:
+            return in_rows(function, args, kwargs, self.rows, self._policy, self.name)
         with self._scope():
             return function(*args, **kwargs)
 
@@ -118,7 +142,10 @@ class Layer:
     def stats(self) -> types.SimpleNamespace:
         """The counts of `retape.Stats`, summed over calls."""
         total = _sum((self._earlier, *(_counts(scope.stats) for scope in tuple(self._scopes))))
-        return types.SimpleNamespace(**dict(zip(COUNTS, total, strict=True)))
+        counts = dict(zip(COUNTS, total, strict=True))
+        if self.rows is not None:
+            counts["ops_replayed"] += self.rows.stats.ops_replayed
+        return types.SimpleNamespace(**counts)
 
     @property
     def was_eager(self) -> bool:
@@ -129,7 +156,7 @@ class Layer:
     def idle(self) -> str:
         """Why nothing of this layer was forgotten so far; empty if something was."""
         if self.calls:
-            forgot = self.how.method == "rerun" or self.stats.values_dropped > 0
+            forgot = self.rows is not None or self.how.method == "rerun" or self.stats.values_dropped > 0
             return "" if forgot else "nothing that autograd saved in it was dropped"
         return _WHY[self.plain.most_common(1)[0][0]] if self.plain else "never called"
 

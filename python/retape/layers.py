@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from retape import _C, _choice
-from retape._layer import COUNTS, How, Layer
+from retape._layer import COUNTS, How, Layer, Slices
 from retape._recompute import PolicyLike
 
 
@@ -30,6 +30,7 @@ def enable(
     policy: PolicyLike = "full",
     method: str = "replay",
     *,
+    rows: int | _C.Rows | None = None,
     in_eval: bool = False,
     through: str = "forward",
     **rerun: Any,
@@ -46,6 +47,10 @@ def enable(
         name for its elements, module classes, or a predicate `f(name, module)`.
     policy: what to forget, as in `retape.recompute`; "full" is all but what the layer is given.
     method: "replay" records ops and never calls the layer again; "rerun" calls it again in backward.
+    rows: backward of each layer in that many slices of rows (tokens), as in `retape.checkpoint`: less
+        memory still, and **equal to rounding, NOT bit for bit**. For layers that treat rows apart
+        ("**.mlp"); others are replayed whole, with a warning. Of a `Rows` only what it was told is
+        taken: the report counts, `report.rows`.
     in_eval: also where `layer.training` is false. Without gradients layers always run plain.
     through: "forward" needs nothing of the model. "huggingface" uses the switch that its layers
         have, `_gradient_checkpointing_func`, and no other part of it (`retape.huggingface`).
@@ -55,7 +60,7 @@ def enable(
     pickle, are enabled too and count for themselves. Under torch.compile layers run plain.
     UsageError if nothing would be recomputed, or a layer is enabled already; nothing has changed.
     """
-    how = How(policy, method, in_eval, rerun)
+    how = How(policy, method, in_eval, rerun, Slices.of(rows))
     attach = ATTACH.get(through)
     if attach is None:
         raise _C.UsageError(
@@ -128,6 +133,16 @@ class Enabled:
         return types.SimpleNamespace(**{n: sum(getattr(s, n) for s in each) for n in COUNTS})
 
     @property
+    def rows(self) -> types.SimpleNamespace:
+        """Of layers with `rows`: calls `sliced`, calls replayed `whole`, and `reasons` for those."""
+        each = [layer.rows.stats for layer in self.layers if layer.rows is not None]
+        return types.SimpleNamespace(
+            sliced=sum(stats.sliced for stats in each),
+            whole=sum(stats.whole for stats in each),
+            reasons=sorted({stats.reason for stats in each if stats.reason}),
+        )
+
+    @property
     def never_ran(self) -> list[str]:
         """Names of layers that were not called at all."""
         return [layer.name for layer in self.layers if not layer.calls and not layer.plain]
@@ -144,6 +159,8 @@ class Enabled:
             f"{stats.bytes_dropped} bytes dropped, {stats.ops_replayed} ops replayed"
         )
         text += f", {self.reruns} calls again in backward" if self.reruns else ""
+        if any(layer.rows is not None for layer in self.layers):
+            text += f", {self.rows.sliced} calls in slices, {self.rows.whole} whole"
         return text + (f"; {_idle_text(self.layers)}" if self.idle else "")
 
     def __repr__(self) -> str:

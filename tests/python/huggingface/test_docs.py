@@ -36,7 +36,7 @@ def test_the_code_of_the_page_runs(
 
 def test_lines_in_the_table_run() -> None:
     calls = re.findall(r"\| `(retape\.enable\(.*?\))`", PAGE)
-    assert len(calls) == 4
+    assert len(calls) == 5
     for call in calls:
         model = CASES["PaliGemma"].build()
         report = eval(call, {"retape": retape, "model": model})
