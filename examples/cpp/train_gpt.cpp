@@ -141,9 +141,7 @@ void train_as_told(const Options& options, Report& report) {
   }
   const FolderLock lock(options.out);
   Report::prepare(options);
-  if (options.memory_limit) {
-    limit_memory(*options.memory_limit);
-  }
+  const MemoryLimit limit(options.memory_limit);
   Training training(options, text, report);
   training.resume();
   training.run();

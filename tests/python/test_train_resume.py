@@ -113,6 +113,8 @@ def test_killed_within_a_save_it_goes_on_from_a_whole_one(
     else:
         written = beside.stat().st_size
         assert 0 < written < whole if moment == "half-written" else written == whole
+    known = {"run.safetensors", "run.safetensors.tmp", "report.json"}
+    assert {path.name for path in tmp_path.iterdir()} <= known  # what nobody knows nobody would remove
     after = 9 if moment == "after-rename" else 6
     assert step_of(tmp_path) == after
     ended = program.run(*words)
@@ -239,7 +241,20 @@ def foreign_files(whole: bytes, folder: Path) -> dict[str, bytes]:
         "of something else": (folder / "x").read_bytes(),
         "of something else with a format": (folder / "z").read_bytes(),
         "without settings": (folder / "y").read_bytes(),
+        "with a generator that is none": with_a_broken_generator(whole),
     }
+
+
+def with_a_broken_generator(whole: bytes) -> bytes:
+    header = int.from_bytes(whole[:8], "little")
+    begin, end = json.loads(whole[8 : 8 + header])["generator"]["data_offsets"]
+    return whole[: 8 + header + begin] + b"\xff" * (end - begin) + whole[8 + header + end :]
+
+
+def test_a_saved_run_has_the_rights_that_the_user_gives_to_files(small_run: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.write_text("")
+    assert saved(small_run).stat().st_mode == made.stat().st_mode
 
 
 def test_a_truncated_or_foreign_file_is_refused_and_left_alone(

@@ -34,7 +34,9 @@ inline bool is_out_of_memory(const std::exception& error) {
   const std::string text = error.what();
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
       text.find("can't allocate memory") != std::string::npos ||
-      text.find("not enough memory") != std::string::npos;
+      text.find("not enough memory") != std::string::npos ||
+      text.find("could not create a primitive") != std::string::npos ||  // oneDNN's
+      text.rfind("[enforce fail", 0) == 0;  // of an allocator; cut short where nothing is left for the rest
 }
 
 }  // namespace train

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <optional>
 #include <string>
 
 namespace train {
@@ -26,16 +27,38 @@ inline int64_t private_writable_bytes() {
   throw Refused("--memory-limit: needs /proc/self/status, which this system does not have");
 }
 
-inline void limit_memory(int64_t bytes) {
-  // Tensors in mappings of their own, given back when they die: what counts is then what is in use,
-  // not the holes that it leaves in the heap.
-  mallopt(M_MMAP_THRESHOLD, 256 * 1024);
-  mallopt(M_TRIM_THRESHOLD, 256 * 1024);
-  const auto most = static_cast<rlim_t>(private_writable_bytes() + bytes);
-  const rlimit limit{most, most};
-  if (setrlimit(RLIMIT_DATA, &limit) != 0) {
-    refuse_errno("--memory-limit: cannot set a limit");
+// While it lives; what tells of the end has memory again. None: it is not limited.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(std::optional<int64_t> bytes) {
+    if (!bytes) {
+      return;
+    }
+    // Tensors in mappings of their own, given back when they die: what counts is then what is in use,
+    // not the holes that it leaves in the heap.
+    mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+    mallopt(M_TRIM_THRESHOLD, 256 * 1024);
+    rlimit limit{};
+    if (getrlimit(RLIMIT_DATA, &limit) != 0) {
+      refuse_errno("--memory-limit: cannot read the limit");
+    }
+    const auto before = limit;
+    limit.rlim_cur = static_cast<rlim_t>(private_writable_bytes() + *bytes);
+    if (setrlimit(RLIMIT_DATA, &limit) != 0) {
+      refuse_errno("--memory-limit: cannot set a limit");
+    }
+    before_ = before;
   }
-}
+  ~MemoryLimit() {
+    if (before_) {
+      setrlimit(RLIMIT_DATA, &*before_);
+    }
+  }
+  MemoryLimit(const MemoryLimit&) = delete;
+  MemoryLimit& operator=(const MemoryLimit&) = delete;
+
+ private:
+  std::optional<rlimit> before_;
+};
 
 }  // namespace train

@@ -44,6 +44,9 @@ class SafetensorsFile {
     if (!file_) {
       refuse_errno("cannot be read");
     }
+    if (!std::filesystem::is_regular_file(path)) {
+      throw Refused("it is no file");
+    }
     const uint64_t size = std::filesystem::file_size(path);
     unsigned char length[8];
     if (size < sizeof(length) || !file_.read(reinterpret_cast<char*>(length), sizeof(length))) {

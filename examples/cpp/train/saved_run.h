@@ -87,7 +87,11 @@ class SavedRun {
       auto generator = at::detail::getDefaultCPUGenerator();
       auto state = at::empty_like(generator.get_state());
       file.read("generator", state);
-      generator.set_state(state);
+      try {
+        generator.set_state(state);
+      } catch (const c10::Error& error) {
+        throw Refused(std::string("tensor generator has no state of one (") + first_line(error) + ")");
+      }
       return whole_number("step", file.metadata.at("step"), 0);
     } catch (const OtherSettings&) {
       throw;

@@ -21,7 +21,7 @@ from retape._numbers import INT64, LAYERS, SIZE, THREADS, whole_number
 from retape._text import Exit, format_bytes
 from retape.training import harbour
 from retape.training.data import Text
-from retape.training.limit import is_out_of_memory, limit_memory
+from retape.training.limit import is_out_of_memory, limited
 from retape.training.progress import Shown, Totals
 from retape.training.saved import SavedRun, locked, make_optimizer
 from retape.training.settings import (
@@ -248,9 +248,9 @@ def train(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, A
     with locked(Path(args.out)):
         if args.memory_limit:
             load_what_a_first_step_loads()
-            limit_memory(args.memory_limit)
         try:
-            training.run()
+            with limited(args.memory_limit):
+                training.run()
         except KeyboardInterrupt:
             sys.stderr.write(f"[retape train] {interrupted(training)}\n")
             raise

@@ -7,9 +7,11 @@ not count: the limit begins here. RLIMIT_AS would count every mapped library as 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from retape._text import KIB
@@ -29,22 +31,32 @@ def private_writable_bytes() -> int:
     return int(found[1]) * KIB
 
 
-def limit_memory(limit: int) -> None:
+@contextlib.contextmanager
+def limited(limit: int | None) -> Iterator[None]:
+    """None: it is not. Afterwards, what tells of the end has memory again."""
+    if limit is None:
+        yield
+        return
     # Tensors in mappings of their own, given back when they die: what counts is then what is in
     # use, not the holes that it leaves in the heap.
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, 256 * KIB)
     libc.mallopt(_M_TRIM_THRESHOLD, 256 * KIB)
-    most = private_writable_bytes() + limit
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        resource.setrlimit(resource.RLIMIT_DATA, (private_writable_bytes() + limit, before[1]))
     except (OSError, ValueError) as error:
         raise Refused(f"--memory-limit: cannot set a limit ({error})") from None
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+_TEXTS = ("can't allocate memory", "not enough memory", "could not create a primitive")  # the last is oneDNN's
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("can't allocate memory" in text or "not enough memory" in text)
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
     )

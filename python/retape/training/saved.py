@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from retape.training.settings import Refused
@@ -20,6 +22,7 @@ from retape.training.settings import Refused
 FORMAT = "retape-train/1"
 NAME = "run.safetensors"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
 
 
 class _OtherSettings(Refused):
@@ -62,14 +65,13 @@ class SavedRun:
         tensors["alphabet"] = torch.tensor(list(alphabet), dtype=torch.uint8)
         beside = self._beside
         try:
-            save_file(tensors, beside, metadata)
-            _kill_if_told("half-written", step, beside)
+            _write(beside, tensors, metadata, lambda: _kill_if_told("half-written", step))
             _sync(beside, os.O_RDWR)
             _kill_if_told("before-rename", step)
             beside.rename(self.path)
             _kill_if_told("after-rename", step)
             _sync(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise Refused(f"cannot write {beside} ({_reason(error)})") from None
 
     def remove_half_saved(self) -> None:
@@ -87,7 +89,7 @@ class SavedRun:
                 known = set(file.keys())
                 for name, tensor in self._tensors():
                     tensor.copy_(_read(file, known, name, tensor))
-                torch.set_rng_state(_read(file, known, "generator", torch.get_rng_state()))
+                _set_generator(_read(file, known, "generator", torch.get_rng_state()))
                 return int(metadata["step"])
         except _OtherSettings:
             raise
@@ -130,6 +132,40 @@ def _read(file: safe_open, known: set[str], name: str, like: Tensor) -> Tensor:
     return found
 
 
+def _set_generator(state: Tensor) -> None:
+    try:
+        torch.set_rng_state(state)
+    except RuntimeError as error:
+        raise Refused(f"tensor generator has no state of one ({str(error).splitlines()[0]})") from None
+
+
+def _write(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], half_way: Callable[[], None]
+) -> None:
+    """As safetensors' `save_file`, which would leave a file of a name that nobody knows where it is killed, and end
+    the process where memory for its buffer is short. Tensors go to the file from where they are."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        about = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        header[name] = {**about, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        _write_all(file, len(text).to_bytes(8, "little") + text)
+        for number, tensor in enumerate(tensors.values()):
+            if number == len(tensors) // 2:
+                half_way()
+            _write_all(file, memoryview(tensor.contiguous().view(-1).numpy()).cast("B"))
+
+
+def _write_all(file: io.RawIOBase, content: bytes | memoryview) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
 def _sync(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags)
     try:
@@ -138,15 +174,11 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def _kill_if_told(moment: str, step: int, cut: Path | None = None) -> None:
+def _kill_if_told(moment: str, step: int) -> None:
     """For tests, which cannot hit such a moment from outside: with RETAPE_TRAIN_KILL=before-rename:30
-    in the environment the process is killed at that moment of the save of step 30. `cut` is left as
-    half of itself: its writer does not return before it is whole."""
-    if os.environ.get("RETAPE_TRAIN_KILL") != f"{moment}:{step}":
-        return
-    if cut is not None:
-        os.truncate(cut, cut.stat().st_size // 2)
-    os.kill(os.getpid(), signal.SIGKILL)
+    in the environment the process is killed at that moment of the save of step 30."""
+    if os.environ.get("RETAPE_TRAIN_KILL") == f"{moment}:{step}":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:
