@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -125,10 +126,21 @@ def _on_one_line(row: re.Match[str]) -> str:
     return f"[{' '.join(row[1].split())}]"
 
 
+def _finite(content: Any) -> Any:
+    """JSON has no infinity and no NaN: null in their place."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    return [_finite(value) for value in content] if isinstance(content, (list, tuple)) else content
+
+
 def write(path: str, content: dict[str, Any]) -> None:
     """Writes to `path`, or to standard output where `path` is "-". A file is whole at any moment: an
     artefact may be written again and again, and its writer killed."""
-    text = _ROW.sub(_on_one_line, json.dumps(content, indent=2, ensure_ascii=False)) + "\n"
+    made = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    # What is no Unicode (a file's name, a text of the user's) becomes the escape that JSON has for it.
+    text = (_ROW.sub(_on_one_line, made) + "\n").encode("utf-8", "backslashreplace").decode("utf-8")
     if path == "-":
         sys.stdout.write(text)
     else:

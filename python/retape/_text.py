@@ -53,7 +53,8 @@ def make_console(to_stderr: bool = False) -> Console:
             except SystemExit:
                 raise SystemExit(int(Exit.UNREAD)) from None
 
-    stream = sys.stderr if to_stderr else sys.stdout
+    # A program that was started without one (`>&-`) has nobody to tell.
+    stream = (sys.stderr if to_stderr else sys.stdout) or open(os.devnull, "w", encoding="utf-8")
     interactive = stream.isatty() and not os.environ.get("CI")
     return Ours(
         file=stream,

@@ -14,6 +14,8 @@ here, once.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import os
 import re
@@ -270,6 +272,9 @@ def _unexpected(what: str, error: Exception) -> int:
     if isinstance(error, usage):
         sys.stderr.write(f"[{what}] {told_by_a_verb(error)}\n")
         return int(Exit.USAGE)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        sys.stderr.write(f"[{what}] cannot write what it has to tell ({error.strerror})\n")
+        return int(Exit.USAGE)
     debug = os.environ.get("RETAPE_DEBUG") == "1"
     if debug:
         traceback.print_exception(error)
@@ -332,8 +337,10 @@ def _run(words: list[str], broken: str) -> int:
         saved = True
 
     args.save = save if args.json != "-" and not not_written else lambda code, result: None
+    alone = args.json == "-"  # nothing else on standard output, whatever a user's model prints
     try:
-        code, result = module.run(args, console)
+        with contextlib.redirect_stdout(sys.stderr) if alone else contextlib.nullcontext():
+            code, result = module.run(args, console)
     except KeyboardInterrupt:
         kept = f"{args.json} has what was done until then" if saved else "no artefact was written"
         console.print(f"[retape {verb.name}] interrupted; {kept}.", markup=False)

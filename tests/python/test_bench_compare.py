@@ -380,6 +380,21 @@ def test_a_spoilt_artefact_is_refused_and_what_it_lacks_is_told(saved, spoil):
         load("old.json")
 
 
+def test_rows_that_are_no_list_are_refused(saved):
+    spoilt(saved, lambda result: result["subjects"][0].update(rows=5))
+    with pytest.raises(UsageError, match="as this version of Retape writes them"):
+        load("old.json")
+
+
+def test_an_artefact_is_json_whatever_is_in_it(tmp_path):
+    path = tmp_path / "a.json"
+    _artefact.write(str(path), {"share": float("inf"), "deep": [{"nan": float("nan"), "name": "b\udcff"}]})
+    assert json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail) == {
+        "share": None,
+        "deep": [{"nan": None, "name": "b\udcff"}],
+    }
+
+
 def test_what_a_newer_version_put_into_an_artefact_is_told(saved):
     spoilt(saved, lambda result: result["subjects"][0]["rows"][0].update(watts=5))
     with pytest.raises(UsageError, match="got an unknown field: 'watts' of a row. Fix: use the version"):

@@ -188,6 +188,47 @@ def test_nothing_is_compared_with_a_plain_step_that_is_not_the_same_twice(capsys
     assert cli.main(["report", "out.json"]) == 6
 
 
+NAN = """
+import torch
+from torch import nn
+
+class NotANumber(nn.Linear):
+    def forward(self, x):
+        print("a word of the user's")
+        return super().forward(x).mul(float("nan")).sum()
+
+def factory():
+    return NotANumber(4, 4), torch.randn(2, 4)
+"""
+
+
+def test_equal_gradients_that_are_all_nan_prove_nothing(capsys):
+    Path("nan.py").write_text(NAN)
+    code, result = bench("--subject", "nan:factory", "--no-time", *chosen("retape full, one scope"))
+    assert code == 6
+    assert [row["equal"] for row in result["subjects"][0]["rows"]] == ["all NaN", "all NaN"]
+    assert any("every gradient is NaN or zero" in warning for warning in result["warnings"])
+
+
+def test_what_a_model_prints_is_not_in_the_artefact_on_standard_output(capsys):
+    Path("nan.py").write_text(NAN)
+    assert cli.main(["bench", "--subject", "nan:factory", "--no-time", "--json", "-"]) == 6
+    out, err = capsys.readouterr()
+    assert json.loads(out)["exit_code"] == 6
+    assert "a word of the user's" in err
+
+
+def test_what_was_measured_is_saved_before_it_is_printed(monkeypatch):
+    """To a reader that may have gone."""
+    def gone(*_):
+        raise SystemExit(141)
+
+    monkeypatch.setattr("retape.bench.report.terminal.print_subject", gone)
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--subject", "own:transformer", "--memory-only", "--json", "out.json"])
+    assert len(json.loads(Path("out.json").read_text())["result"]["subjects"]) == 1
+
+
 # ---- which layers
 
 

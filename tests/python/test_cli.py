@@ -140,6 +140,25 @@ def test_a_reader_that_is_gone_is_no_difference_of_gradients():
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [("report", "a.json"), ("report", "a.json", "--html", "/dev/full")])
+def test_a_disk_that_is_full_is_no_error_of_retapes_own(tmp_path, words):
+    made = [sys.executable, "-m", "retape", "bench", "--subject", "up_proj", "--memory-only", "--json", "a.json"]
+    subprocess.run([*made, "--layers", "1"], cwd=tmp_path, check=True, capture_output=True)
+    with open("/dev/full" if "--html" not in words else os.devnull, "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "retape", *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert "No space left on device" in ended.stderr
+    assert ended.returncode == 2
+
+
+def test_a_program_without_standard_output_does_its_work():
+    ended = subprocess.run(
+        f"{sys.executable} -m retape doctor --json /dev/null >&-", shell=True, stderr=subprocess.PIPE, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.name)
 def test_help_of_every_verb_ends_with_an_example_that_parses(capsys, verb):
     with pytest.raises(SystemExit) as ended:

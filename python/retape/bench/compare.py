@@ -191,7 +191,8 @@ def _unreadable(error: Exception) -> str:
 def _unknown_fields(result: dict[str, Any]) -> str:
     """Of subjects and rows that could not be read: what a newer version may have put there."""
     subjects = [each for each in result["subjects"] if isinstance(each, dict)]
-    rows = [row for each in subjects for row in each.get("rows") or [] if isinstance(row, dict)]
+    listed = [each["rows"] for each in subjects if isinstance(each.get("rows"), list)]
+    rows = [row for each in listed for row in each if isinstance(row, dict)]
     unknown = {
         f"{name!r} of a {kind.__name__.lower()}": None
         for kind, found in ((Subject, subjects), (Row, rows))

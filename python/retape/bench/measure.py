@@ -16,7 +16,7 @@ from retape._bits import same_bits
 from retape._text import quartiles
 from retape.bench import timing
 from retape.bench.methods import Method
-from retape.bench.result import BITWISE, CLOSE, DIFFERENT, ZERO, Event, Row, Timeline
+from retape.bench.result import BITWISE, CLOSE, DIFFERENT, NAN, ZERO, Event, Row, Timeline
 from retape.bench.task import Make, Task
 
 KINDS = {"forward": "kept", "replay": "replayed", "backward": "gradient"}
@@ -35,6 +35,10 @@ class After:
     def is_zero(self) -> bool:
         """In every gradient, or there is none."""
         return not any(each is not None and each.any() for each in self.gradients.values())
+
+    def is_nan(self) -> bool:
+        """In every gradient, where it is not zero."""
+        return all(each is None or each.nan_to_num(0, 1, 1).eq(0).all() for each in self.gradients.values())
 
 
 def close_enough(dtype: torch.dtype) -> float:
@@ -92,13 +96,15 @@ def after_step(make: Make, method: Method) -> After:
 
 
 def equality(got: After, plain: After) -> tuple[str, list[str]]:
-    """BITWISE, CLOSE or DIFFERENT, and the names of what is not bitwise equal. ZERO where gradients are
+    """BITWISE, CLOSE or DIFFERENT, and the names of what is not bitwise equal. ZERO or NAN where gradients are
     equal and would be whatever the method did."""
     after = got.all()
     verdicts = {name: _equality(after[name], each) for name, each in plain.all().items()}
     worst = next((v for v in (DIFFERENT, CLOSE) if v in verdicts.values()), BITWISE)
     if worst != DIFFERENT and got.is_zero() and plain.is_zero():
         return ZERO, []
+    if worst != DIFFERENT and got.is_nan() and plain.is_nan():
+        return NAN, []
     return worst, [name for name, verdict in verdicts.items() if verdict == worst != BITWISE]
 
 

@@ -16,8 +16,9 @@ Spread = tuple[float, float, float]
 
 BITWISE, CLOSE, DIFFERENT = "bitwise", "close", "different"
 ZERO = "all zero"  # equal, and no proof: every gradient is zero, plain's too
+NAN = "all NaN"  # likewise: every gradient is NaN, or zero
 UNSTABLE = "unstable"  # plain differs from itself: nothing can be compared with it
-VACUOUS = (ZERO, UNSTABLE)
+VACUOUS = (ZERO, NAN, UNSTABLE)
 OURS = ("retape", "output discard")  # families that promise plain's gradients, bit for bit
 
 
@@ -144,6 +145,7 @@ def vacuity_warnings(run: Run) -> list[str]:
     """Of subjects whose gradients no method can get wrong, or none right."""
     why = {
         ZERO: "every gradient is zero, plain's too: that they are equal proves nothing",
+        NAN: "every gradient is NaN or zero, plain's too: that they are equal proves nothing",
         UNSTABLE: "two plain steps differ, so that nothing can be compared with them. Fix: seed what it draws from",
     }
     return [

@@ -171,9 +171,9 @@ def _run(asked: report.Asked, args: argparse.Namespace, console: Console) -> tup
             with _whose_fault_it_is(entry, args):
                 measured.extend(fill_in(entry, begin))
             result.subjects.append(entry.subject)
-            report.terminal.print_subject(entry.subject, console)
             unfinished = f"not finished: {number} of {len(entries)} subjects were measured"
             args.save(report.exit_code(result), Run(result.subjects, [unfinished]).to_dict())
+            report.terminal.print_subject(entry.subject, console)  # whose reader may have gone
 
     progress(all_of_it, len(parts), console, remaining)
     noise = timing.noise_warnings(measured) if measured else []

@@ -125,6 +125,10 @@ def write(
     for name in FORMATS:
         path = getattr(args, name)
         if path is not None:
-            Path(path).write_text(made[name](), encoding="utf-8")
+            text = made[name]()
+            try:
+                Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+            except OSError as error:
+                args.parser.error(f"cannot write {path} ({error.strerror})")
             written.append(path)
     return written
