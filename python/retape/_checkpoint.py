@@ -173,6 +173,16 @@ def _replay(
         return function(*args, **kwargs)
 
 
+def as_rows(who: str, rows: int | _C.Rows) -> _C.Rows:
+    if isinstance(rows, _C.Rows):
+        return rows
+    if not isinstance(rows, int) or isinstance(rows, bool):
+        raise _C.UsageError(
+            f"[{who}] rows: expected a number of slices or a retape.Rows, got {rows!r}. Fix: rows=8."
+        )
+    return _C.Rows(rows)
+
+
 def in_rows(
     function: Callable[..., Any],
     args: tuple,
@@ -182,7 +192,7 @@ def in_rows(
     name: str,
 ) -> Any:
     """One call whose backward goes slice by slice, where its ops allow that."""
-    rows = _C.Rows(rows) if isinstance(rows, int) else rows
+    rows = as_rows("checkpoint", rows)
     rule = REGION if policy is None else as_policy(policy)
     given = [leaf for leaf in flatten((*args, *kwargs.values()))[0] if isinstance(leaf, Tensor)]
     scope = _C.RowsScope(rows, rule, name, given)

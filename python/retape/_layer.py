@@ -13,7 +13,7 @@ import torch
 
 import retape
 from retape import _C
-from retape._checkpoint import in_rows
+from retape._checkpoint import as_rows, in_rows
 from retape._given import call_with
 from retape._recompute import REGION, PolicyLike, as_policy
 
@@ -42,7 +42,7 @@ class Slices(NamedTuple):
     def of(rows: int | _C.Rows | None) -> Slices | None:
         if rows is None:
             return None
-        made = _C.Rows(rows) if isinstance(rows, int) else rows
+        made = as_rows("enable", rows)
         return Slices(made.slices, made.strict)
 
 

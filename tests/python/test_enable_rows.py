@@ -109,6 +109,8 @@ def test_a_copy_is_enabled_too_and_counts_for_itself():
     [
         ({"rows": 4, "method": "rerun"}, "rows are a way of replay"),
         ({"rows": 0}, "at least 1 slice"),
+        ({"rows": 1.5}, "expected a number of slices or a retape.Rows, got 1.5"),
+        ({"rows": True}, "expected a number of slices or a retape.Rows, got True"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_has_changed(options, text):
