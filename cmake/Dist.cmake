@@ -14,6 +14,7 @@ add_library(retape_dist SHARED
   src/dist/count.cpp
   src/dist/courier.cpp
   src/dist/edge.cpp
+  src/dist/exchange.cpp
   src/dist/gloo.cpp
   src/dist/group.cpp
   src/dist/group_impl.cpp

@@ -39,9 +39,9 @@ std::string fingerprint(const Call& call) {
   return std::to_string(hash.high64) + "." + std::to_string(hash.low64);
 }
 
-// What explain_difference compares; a complaint begins with "!".
+// What explain_difference compares; a complaint begins with "!", a call with ".".
 std::string group_in(const std::string& said) {
-  return said.substr(0, said.find('\n'));
+  return said.substr(1, said.find('\n') - 1);
 }
 std::string text_in(const std::string& said) {
   return said.substr(said.find('\n') + 1);
@@ -293,7 +293,7 @@ void Agreement::raise(const std::string& text, std::vector<int> ranks) {
 // What every rank would do, and which ranks would; waits for texts that are on their way.
 Said Agreement::texts_of_all(const Call& call) {
   board_.write(key_at("text") + "/" + std::to_string(index_),
-               call.complaint.empty() ? call.group + "\n" + call.text : "!" + call.complaint);
+               call.complaint.empty() ? "." + call.group + "\n" + call.text : "!" + call.complaint);
   goes_on_();
   const auto until = Clock::now() + kPatience;
   Said said;

@@ -83,7 +83,7 @@ double clip_grad_norm(
     gradients.here.insert(gradients.here.end(), gradients.elsewhere.begin(), gradients.elsewhere.end());
   }
   std::ostringstream what;
-  what << "norm_type " << options.norm_type << ", max_norm " << std::setprecision(17) << max_norm;
+  what << std::setprecision(17) << "norm_type " << options.norm_type << ", max_norm " << max_norm;
   const auto norm = total_norm(gradients.here, everyone, options.norm_type, what.str());
   if (options.error_if_nonfinite && !std::isfinite(norm)) {
     throw UsageError(

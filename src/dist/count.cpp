@@ -139,6 +139,7 @@ double factor_of(Mutation change, int size) {
 }  // namespace
 
 at::Tensor global_residual(const std::string& name, const at::Tensor& local, const Group& group) {
+  detail::check_summable("global_residual", name, local);
   const auto change = detail::pass(Place::Residual, name, group.name(), group.size()).mutation;
   at::Tensor total;
   detail::sum_of(

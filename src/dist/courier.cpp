@@ -85,7 +85,7 @@ void Courier::set_while_waiting(WhileWaiting call) {
 }
 
 Milliseconds Courier::to_rest() const {
-  return leaving_ && hosts() ? kToServe + kGrace : kRest;
+  return leaving_ && hosts() && !unwatched_ ? kToServe + kGrace : kRest;  // the sentry serves
 }
 
 void Courier::leave() {

@@ -1,5 +1,6 @@
 #include <retape/dist/edge.h>
 
+#include "dist/exchange.h"
 #include "dist/group_impl.h"
 #include "dist/mutated.h"
 
@@ -89,12 +90,12 @@ struct Edge::Impl {
 
   void send(const std::string& tensor_name, const at::Tensor& rows, const Pool& here, int mine, const Pool& there,
             bool back) const {
-    std::vector<Message> messages;
+    std::vector<detail::Message> messages;
     for (const auto& part : parts(here, mine, there)) {
       const auto slice = rows.detach().narrow(0, part.rows.begin, part.rows.size());
       messages.push_back({both.index(), part.member, slice.to(wire_of(rows)).contiguous()});
     }
-    both.exchange(tensor_name, what(rows, back), messages);
+    detail::exchange(both, tensor_name, what(rows, back), messages);
   }
 
   // One message per member of `there` that has rows of this rank.
@@ -102,12 +103,12 @@ struct Edge::Impl {
       const std::string& tensor_name, const at::Tensor& like, const Pool& here, int mine, const Pool& there,
       bool back) const {
     std::vector<std::pair<Part, at::Tensor>> arrived;
-    std::vector<Message> messages;
+    std::vector<detail::Message> messages;
     for (const auto& part : parts(here, mine, there)) {
       arrived.emplace_back(part, room(like, part.rows.size()));
       messages.push_back({part.member, both.index(), arrived.back().second});
     }
-    both.exchange(tensor_name, what(like, back), messages);
+    detail::exchange(both, tensor_name, what(like, back), messages);
     return arrived;
   }
 };

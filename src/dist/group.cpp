@@ -99,6 +99,7 @@ void Group::sum(const std::string& name, const at::Tensor& tensor, Order order) 
 
 Pending Group::sum_async(const std::string& name, const at::Tensor& tensor, Order order) const {
   detail::check_summable("sum", name, tensor);
+  detail::check_writable("sum", name, tensor);
   const auto change = detail::pass(Place::Sum, name, this->name(), size()).mutation;
   return detail::sum_in_place(*this, name, tensor, change, order);
 }
@@ -161,47 +162,6 @@ std::vector<at::Tensor> Group::gather(const std::string& name, const at::Tensor&
   };
   detail::start(*this, std::move(job)).wait();
   return std::move(*all);
-}
-
-void Group::exchange(const std::string& name, const std::string& what, const std::vector<Message>& mine) const {
-  for (const auto& message : mine) {
-    check_member(*this, "exchange", message.from);
-    check_member(*this, "exchange", message.to);
-    if (message.from == message.to) {
-      throw UsageError("[exchange] " + in_quotes(name) + ": a message to oneself.");
-    }
-  }
-  auto job = std::make_shared<Job>();
-  job->call.text = "exchange " + in_quotes(name) + " " + what;
-  job->stream = mine.empty() ? std::nullopt : detail::stream_of(mine.front().rows);
-  // Received into copies: what came in part is not seen.
-  const auto received = std::make_shared<std::vector<std::pair<at::Tensor, at::Tensor>>>();
-  job->move = [=, index = index(), timeout = timeout()](c10d::ProcessGroup* process_group) {
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
-    std::vector<at::Tensor> sent;
-    for (const auto& message : mine) {
-      std::vector<at::Tensor> tensors{at::empty_like(message.rows)};
-      auto backend = process_group->getBackend(message.rows.device().type());
-      if (message.from == index) {
-        tensors[0].copy_(message.rows);
-        works.push_back(backend->send(tensors, message.to, 0));
-        sent.push_back(tensors[0]);
-      } else {
-        works.push_back(backend->recv(tensors, message.from, 0));
-        received->emplace_back(message.rows, tensors[0]);
-      }
-    }
-    for (const auto& work : works) {
-      work->wait(timeout);
-    }
-  };
-  job->finish = [received] {
-    const at::NoGradGuard no_grad;
-    for (const auto& [to, rows] : *received) {
-      to.copy_(rows);
-    }
-  };
-  detail::start(*this, std::move(job)).wait();
 }
 
 void Group::barrier(const std::string& name) const {

@@ -3,7 +3,9 @@
 #include "dist/mutated.h"
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -201,6 +203,17 @@ void check_summable(const char* function, const std::string& name, const at::Ten
   throw UsageError(
       "[" + std::string(function) + "] \"" + name + "\" is " + c10::toString(tensor.scalar_type()) +
       ", which transports do not add. Fix: a dtype that they do, like Float or Int.");
+}
+
+void check_writable(const char* function, const std::string& name, const at::Tensor& tensor) {
+  const char* what = at::has_internal_overlap(tensor) == at::MemOverlap::Yes
+      ? "has elements that share memory, as an expanded one has. Fix: contiguous()."
+      : tensor.is_inference() && !c10::InferenceMode::is_enabled()
+      ? "was made in inference mode, and cannot be written outside of it. Fix: clone()."
+      : nullptr;
+  if (what) {
+    throw UsageError("[" + std::string(function) + "] \"" + name + "\" " + what);
+  }
 }
 
 Pending sum_in_place(

@@ -72,6 +72,8 @@ Pending sum_in_place(
 void check_dense(const char* function, const std::string& name, const at::Tensor& tensor);
 // And of a dtype that transports can add.
 void check_summable(const char* function, const std::string& name, const at::Tensor& tensor);
+// UsageError: what arrives could not be written there, which must not turn out after others have what they wanted.
+void check_writable(const char* function, const std::string& name, const at::Tensor& tensor);
 
 // Starts a call of `group`; `job->move` and `finish` are set.
 Pending start(const Group& group, std::shared_ptr<Job> job);

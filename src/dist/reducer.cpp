@@ -151,6 +151,7 @@ SumReducer& SumReducer::operator=(SumReducer&&) noexcept = default;
 
 void SumReducer::add(const std::string& name, const Partial<at::Tensor>& partial) {
   detail::check_summable("SumReducer", name, partial.value());
+  detail::check_writable("SumReducer", name, partial.value());
   impl_->insert(name, partial.value());
 }
 
@@ -162,6 +163,7 @@ void SumReducer::add_gradients(const std::vector<std::pair<std::string, at::Tens
   for (const auto& [name, parameter] : parameters) {
     if (parameter.grad().defined()) {
       detail::check_summable("SumReducer", name, parameter.grad());
+      detail::check_writable("SumReducer", name, parameter.grad());
     }
     // Here, where all ranks see it: gradients there may be on some of them only.
     if (const auto [same, is_new] = known.emplace(parameter.unsafeGetTensorImpl(), name); !is_new) {

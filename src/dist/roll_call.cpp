@@ -81,7 +81,7 @@ std::vector<bool> RollCall::ask(const std::function<void()>& meanwhile, Clock::t
   look_for(size_, [&](size_t i) {
     meanwhile();
     there[i] = board_.number("here/" + std::to_string(i)) >= asked;
-    return there[i] || !has_joined(i);
+    return there[i] || !has_joined(i) || has_left(i);
   }, until);
   return there;
 }

@@ -7,6 +7,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 namespace retape::dist {
@@ -230,8 +231,15 @@ GradCheck::GradCheck(Group everyone, Step reference, Step distributed, GradCheck
     if (term.name == "all") {
       detail::refuse("a term is called \"all\", as the sum of terms is. Fix: another name.");
     }
-    if (term.coefficient == 0) {
-      detail::refuse("the coefficient of \"" + term.name + "\" is 0. Fix: another, or leave the term out.");
+    if (term.coefficient == 0 || !std::isfinite(term.coefficient)) {
+      detail::refuse("the coefficient of \"" + term.name + "\" is " + detail::short_number(term.coefficient) +
+                     ". Fix: another, or leave the term out.");
+    }
+  }
+  for (const auto& [dtype, allowed] : options_.tolerance) {
+    if (!(allowed >= 0 && std::isfinite(allowed))) {
+      detail::refuse(std::string("the tolerance of ") + c10::toString(dtype) + " is " + detail::short_number(allowed) +
+                     ": expected a number of at least 0.");
     }
   }
   if (options_.steps < 0) {

@@ -46,6 +46,10 @@ double derived_tolerance(at::ScalarType dtype, std::optional<at::ScalarType> wir
 
 namespace detail {
 
+double epsilon(at::ScalarType dtype) {
+  return eps(dtype);
+}
+
 std::string Precision::text() const {
   const auto name = [](at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); };
   return name(dtype) + (wire ? ", " + name(*wire) + " wire" : "");

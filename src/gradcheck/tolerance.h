@@ -5,6 +5,8 @@
 
 namespace retape::dist::detail {
 
+double epsilon(at::ScalarType dtype);
+
 struct Precision {
   at::ScalarType dtype = at::kDouble;
   std::optional<at::ScalarType> wire;

@@ -1,5 +1,6 @@
 #include "gradcheck/unite.h"
 
+#include "dist/exchange.h"
 #include "gradcheck/manifest.h"
 
 #include <ATen/Functions.h>
@@ -124,7 +125,7 @@ class Delivery {
       }
     }
     if (what != "outcomes") {
-      everyone_.exchange("gradcheck tensors", what, messages);
+      exchange(everyone_, "gradcheck tensors", what, messages);
     }
     return received;
   }

@@ -3,6 +3,8 @@
 #include "gradcheck/judge.h"
 #include "gradcheck/number_text.h"
 
+#include <ATen/Functions.h>
+
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -70,6 +72,15 @@ void judge_unknown(const Run& run, const Term& term, const std::set<std::string>
   }
 }
 
+bool same_gradients(const Outcome& a, const Outcome& b) {
+  return a.gradients.size() == b.gradients.size() &&
+      std::all_of(a.gradients.begin(), a.gradients.end(), [&](const auto& each) {
+        const auto other = b.gradients.find(each.first);
+        return other != b.gradients.end() && each.second.defined() == other->second.defined() &&
+            (!each.second.defined() || at::equal(each.second, other->second));
+      });
+}
+
 void judge_term(
     const Run& run,
     const Term& term,
@@ -119,6 +130,11 @@ void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& 
   for (size_t i = 0; i < terms.terms.size(); ++i) {
     judge_unknown(run, terms.terms[i], names, rows);
     judge_term(run, terms.terms[i], *terms.alone[i], *terms.all, names, rows);
+    if (terms.terms.size() > 1 && same_gradients(*terms.alone[i], *terms.all)) {
+      make_vacuous(
+          row_for(rows, run, terms.terms[i].name, "(all)"),
+          "alone it has the gradients of all terms together. Fix: each term times its coefficient in case.terms");
+    }
   }
   for (const auto& name : names) {
     if (norm_of(*terms.all, name) == 0 && !matches(name, run.may_be_dead)) {

@@ -228,6 +228,41 @@ TEST(Judge, NumbersThatAreNotFinite) {
   EXPECT_EQ(row.reason, "the reference is not finite");
 }
 
+// The gradient of the keys' bias in attention is zero; what is left is how it was rounded.
+TEST(Judge, WhatIsRoundingBesideOtherGradientsIsVacuousAndAFaultInItIsNot) {
+  Judging judging;
+  const auto with_keys = [](double keys) {
+    return Outcome{{{"keys", numbers({keys, -keys})}, {"queries", numbers({1, 2})}}, {}, {}};
+  };
+  const auto kind_of_keys = [&](const Outcome& reference, const Outcome& found) {
+    const auto rows = detail::judge(judging.run, reference, {found}, reference);
+    return rows.size() == 2 ? rows.front().kind : Kind::Equal;
+  };
+  EXPECT_EQ(kind_of_keys(with_keys(1e-17), with_keys(3e-17)), Kind::Vacuous);
+  EXPECT_EQ(kind_of_keys(with_keys(1e-17), with_keys(3e-9)), Kind::Different);
+  EXPECT_EQ(kind_of_keys(with_keys(1e-9), with_keys(3e-9)), Kind::Different);
+  auto other_size = with_keys(3e-17);
+  other_size.gradients["keys"] = numbers({3e-17});
+  EXPECT_EQ(kind_of_keys(with_keys(1e-17), other_size), Kind::Different);
+  judging.run.may_be_dead = {"keys"};
+  EXPECT_THAT(detail::judge(judging.run, with_keys(1e-17), {with_keys(3e-17)}, with_keys(1e-17)), SizeIs(1));
+}
+
+TEST(Judge, ParametersThatMoveByRoundingAloneAreVacuous) {
+  Judging judging;
+  judging.run.steps = 1;
+  const auto after = [](double keys, double moved) {
+    return Outcome{
+        {{"keys", numbers({keys})}, {"queries", numbers({1})}}, {{"keys", numbers({moved})}, {"queries", numbers({2})}}, {}};
+  };
+  Outcome before;
+  before.parameters = {{"keys", numbers({0})}, {"queries", numbers({1})}};
+  const auto rows = detail::judge(judging.run, after(1e-17, 1e-3), {after(-1e-17, -1e-3)}, before);  // as AdamW does
+  for (const auto& row : rows) {
+    EXPECT_EQ(row.kind, row.tensor == "keys" ? Kind::Vacuous : Kind::Equal) << row.what << " " << row.tensor;
+  }
+}
+
 TEST(Judge, ZeroIsZeroBesideWhatAllTermsGive) {
   const Judging judging;
   const auto zeros = gradient_of(numbers({0, 0}));
@@ -560,6 +595,20 @@ TEST(GradCheck, OneRankProvesNothing) {
   EXPECT_THAT(report.text(), HasSubstr("no self-test: no topology has several ranks"));
 }
 
+TEST(GradCheck, StepsThatDoNotLookAtTheirTermsIsolateNothing) {
+  auto options = alone();
+  options.terms = {{"fit"}, {"penalty"}};
+  const auto step = [](bool looks) {
+    return [looks](const Case& c) {
+      const auto fit = looks ? c.terms.at("fit") : 1.0, penalty = looks ? c.terms.at("penalty") : 1.0;
+      return gradient_of(torch::ones({2}, c.dtype) * (fit + 2 * penalty));
+    };
+  };
+  constexpr char kTold[] = "alone it has the gradients of all terms together";
+  EXPECT_THAT(GradCheck(Group::alone("world"), step(false), step(false), options).run().text(), HasSubstr(kTold));
+  EXPECT_THAT(GradCheck(Group::alone("world"), step(true), step(true), options).run().text(), Not(HasSubstr(kTold)));
+}
+
 TEST(GradCheck, DifferentBeatsVacuous) {
   const auto report = run_alone(alone(), 3);
   EXPECT_EQ(report.kind, Kind::Different);
@@ -620,6 +669,12 @@ TEST(GradCheck, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refused([](auto& o) { o.topologies.clear(); }), HasSubstr("no topology"));
   EXPECT_THAT(refused([](auto& o) { o.terms.push_back({"fit"}); }), HasSubstr("two of the name \"fit\""));
   EXPECT_THAT(refused([](auto& o) { o.terms[0].coefficient = 0; }), HasSubstr("the coefficient of \"fit\" is 0"));
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(refused([](auto& o) { o.terms[0].coefficient = kNan; }), HasSubstr("the coefficient of \"fit\" is nan"));
+  for (const double wrong : {kNan, -1.0, kInfinity}) {
+    EXPECT_THAT(
+        refused([&](auto& o) { o.tolerance[torch::kFloat] = wrong; }), HasSubstr("the tolerance of Float is"));
+  }
   EXPECT_THAT(refused([](auto& o) { o.terms[0].name = "all"; }), HasSubstr("a term is called \"all\""));
   EXPECT_THAT(refused([](auto& o) { o.steps = -1; }), HasSubstr("steps is -1"));
   EXPECT_THAT(refused([](auto& o) { o.microbatches = 0; }), HasSubstr("microbatches is 0"));

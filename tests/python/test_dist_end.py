@@ -94,6 +94,29 @@ else:
     print(error_of(lambda: group.sum("a", tensor)), tensor.tolist())
 """
 
+LEAVES_A_CALL = """
+if os.environ["RANK"] == "0":
+    pending = group.sum_async("a", tensor)  # which nobody waits for, and the other never makes
+    raise ValueError("for a reason of its own")
+"""
+WAITS_FOR_A_HOOK = """
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+group.barrier("both have groups")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), init_sync=False)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        rd.SumHook(model)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    print(error_of(lambda: rd.SumHook(model)))
+else:
+    sys.stdin.readline()
+"""
+
 
 def free_port() -> str:
     """One that nobody is given by chance before a rank comes to listen there, seconds later: below those that the
@@ -169,3 +192,19 @@ def test_who_waits_for_others_hears_signals_and_they_hear_of_its_end():
     assert told.startswith("[1] ")
     assert told.endswith("[1.0, 1.0]\n")
     assert noise == ""
+
+
+def test_a_host_with_a_call_that_nobody_waits_for_ends_when_the_others_have_ended():
+    host, other = start(LEAVES_A_CALL)
+    assert other.communicate(timeout=60) == ("", "")
+    assert "ValueError: for a reason of its own" in host.communicate(timeout=50)[1]  # it would serve for a minute
+    assert (host.returncode, other.returncode) == (1, 0)
+
+
+def test_who_waits_for_others_to_make_a_hook_hears_signals_and_of_their_end():
+    waits, other = start(WAITS_FOR_A_HOOK)
+    assert waits.stdout.readline() == "interrupted\n"
+    assert other.communicate("go on\n", timeout=60) == ("", "")
+    told, noise = waits.communicate(timeout=60)  # the timeout of a call is half an hour
+    assert told.startswith("[1] ")
+    assert "ranks [1] have ended" in told, noise

@@ -101,13 +101,6 @@ class RETAPE_API Pending {
   std::shared_ptr<detail::Job> job_;
 };
 
-// Rows of a tensor from one member of a group to another, by their index.
-struct Message {
-  int from;
-  int to;
-  at::Tensor rows;  // contiguous; given on `from`, written on `to`
-};
-
 class RETAPE_API Group {
  public:
   // `ranks` in the order of their index in the process group. It must have a store (groups made by
@@ -136,11 +129,6 @@ class RETAPE_API Group {
 
   // One per member, in order; shapes and dtypes are the same.
   std::vector<at::Tensor> gather(const std::string& name, const at::Tensor& tensor) const;
-
-  // Messages between members, at most one for each pair and direction. Each member gives those that it
-  // sends or receives; `what` describes the whole call, sizes of all messages included, and is the same on
-  // all: Gloo ends a process that receives more than it has room for.
-  void exchange(const std::string& name, const std::string& what, const std::vector<Message>& mine) const;
 
   // Returns when all have called it.
   void barrier(const std::string& name) const;

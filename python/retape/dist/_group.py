@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from torch.distributed import PrefixStore, distributed_c10d
 from retape import _C, _dist
 
 
+_PAUSE = 0.02  # seconds between two looks
 MOST_SECONDS = 365 * 24 * 3600.0  # of a timeout: there is no wait without end
 
 # While what groups need is still there: whoever waits for this process is told that it ends.
@@ -94,7 +96,7 @@ def made_by_members(
     new_group(use_local_synchronization=True) is that too, but puts into the name how many process groups a rank
     has: where members have different numbers of them, they never meet."""
     known, store = distributed_c10d._world.pg_map[torch_dist.group.WORLD]
-    _meet(PrefixStore(f"{own} meet", store), name, ranks, timeout)
+    _meet(PrefixStore(f"{own} meet", store), store, name, ranks, timeout)
     index = ranks.index(torch_dist.get_rank())
     of = torch_dist.Backend(backend or known)
     made, _ = distributed_c10d._new_process_group_helper(
@@ -104,16 +106,26 @@ def made_by_members(
     return made
 
 
-def _meet(store: PrefixStore, name: str, ranks: Sequence[int], timeout: timedelta) -> None:
-    """Who does not come is named here: of a transport that does not connect one learns nothing else."""
+def _meet(
+    store: PrefixStore, world: PrefixStore, name: str, ranks: Sequence[int], timeout: timedelta
+) -> None:
+    """Who does not come is named here: of a transport that does not connect one learns nothing else.
+
+    It looks again and again: a store that is told to wait hears no Ctrl-C, and nothing of ranks that have ended."""
     store.set(str(torch_dist.get_rank()), "")
-    try:
-        store.wait([str(rank) for rank in ranks], timeout)
-    except RuntimeError as error:
-        missing = [rank for rank in ranks if not store.check([str(rank)])]
-        late = _dist.CollectiveError(
-            f"[{name}] of ranks {list(ranks)}: ranks {missing} did not come within {timeout.total_seconds():g} s to "
-            "make it. Fix: all of them make the same Placement or SumHook."
-        )
-        late.ranks = missing
-        raise late from error
+    missing = list(ranks)
+    gone: list[int] = []
+    until = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < until and not gone:
+        missing = [rank for rank in missing if not store.check([str(rank)])]
+        if not missing:
+            return
+        gone = [rank for rank in missing if world.check([f"retape/left/{rank}"])]  # of its Group of all ranks
+        time.sleep(_PAUSE)
+    late = _dist.CollectiveError(
+        f"[{name}] of ranks {list(ranks)}: ranks {gone or missing} "
+        + ("have ended. " if gone else f"did not come within {timeout.total_seconds():g} s to make it. ")
+        + "Fix: all of them make the same Placement or SumHook."
+    )
+    late.ranks = gone or missing
+    raise late

@@ -176,6 +176,18 @@ TEST(SumReducer, RefusesWhatCannotBeSummed) {
   SumReducer reducer(Group::alone("alone"));
   EXPECT_THROW(reducer.add("undefined", Partial(at::Tensor())), UsageError);
   EXPECT_THROW(reducer.add("sparse", Partial(torch::eye(2).to_sparse())), UsageError);
+  EXPECT_THROW(reducer.add("expanded", Partial(torch::ones({1}).expand({3}))), UsageError);
+  EXPECT_THROW(Group::alone("alone").sum("expanded", torch::ones({1}).expand({3})), UsageError);
+  const auto expanded = torch::ones({3}, torch::requires_grad());
+  expanded.sum().backward();  // its gradient is one number, three times
+  if (expanded.grad().stride(0) == 0) {
+    EXPECT_THROW(reducer.add_gradients({{"gradient", expanded}}), UsageError);
+  }
+  const auto in_inference = [] {
+    const c10::InferenceMode mode;
+    return torch::ones({3});
+  }();
+  EXPECT_THROW(reducer.add("of inference", Partial(in_inference)), UsageError);
   reducer.add("twice", Partial(torch::ones({1})));
   EXPECT_THROW(reducer.add("twice", Partial(torch::ones({1}))), UsageError);
   ReducerOptions options;
