@@ -130,11 +130,15 @@ void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& 
   for (size_t i = 0; i < terms.terms.size(); ++i) {
     judge_unknown(run, terms.terms[i], names, rows);
     judge_term(run, terms.terms[i], *terms.alone[i], *terms.all, names, rows);
-    if (terms.terms.size() > 1 && same_gradients(*terms.alone[i], *terms.all)) {
-      make_vacuous(
-          row_for(rows, run, terms.terms[i].name, "(all)"),
-          "alone it has the gradients of all terms together. Fix: each term times its coefficient in case.terms");
-    }
+  }
+  const bool nothing_is_isolated = terms.terms.size() > 1 &&
+      std::all_of(terms.alone.begin(), terms.alone.end(), [&](const Outcome* alone) {
+        return same_gradients(*alone, *terms.all);
+      });
+  if (nothing_is_isolated) {
+    make_vacuous(
+        row_for(rows, run, "all", "(any)"),
+        "each term alone has the gradients of all together. Fix: each term times its coefficient in case.terms");
   }
   for (const auto& name : names) {
     if (norm_of(*terms.all, name) == 0 && !matches(name, run.may_be_dead)) {

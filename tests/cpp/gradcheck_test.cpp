@@ -604,7 +604,7 @@ TEST(GradCheck, StepsThatDoNotLookAtTheirTermsIsolateNothing) {
       return gradient_of(torch::ones({2}, c.dtype) * (fit + 2 * penalty));
     };
   };
-  constexpr char kTold[] = "alone it has the gradients of all terms together";
+  constexpr char kTold[] = "each term alone has the gradients of all together";
   EXPECT_THAT(GradCheck(Group::alone("world"), step(false), step(false), options).run().text(), HasSubstr(kTold));
   EXPECT_THAT(GradCheck(Group::alone("world"), step(true), step(true), options).run().text(), Not(HasSubstr(kTold)));
 }
