@@ -203,32 +203,39 @@ void drift_apart(GradRow& row, const std::string& which) {
 // them hangs on the order of sums, which is another one on ranks.
 class Noise {
  public:
-  Noise(const Run& run, const Tensors& reference, const Tensors& found) : reference_(reference), found_(found) {
-    double most = 0;
+  Noise(const Run& run, const Tensors& reference, const Tensors& found) : run_(run), reference_(reference), found_(found) {
     for (const auto& [name, gradient] : reference) {
-      most = std::max(most, largest_of(reference, name));
+      most_ = std::max(most_, largest_of(reference, name));
     }
-    level_ = std::isfinite(most) ? kRoundings * epsilon(run.precision.dtype) * most : 0;
   }
 
   // A row that differs of nothing else has shown nothing. False: nobody expects more of it, and it is left out.
-  bool excuse(GradRow& row, const Run& run) const {
-    const double here = largest_of(reference_, row.tensor);
-    if (row.kind != Kind::Different || !std::isfinite(row.error) || here > level_ || largest_of(found_, row.tensor) > level_) {
+  bool excuse(GradRow& row) const {
+    const bool declared = matches(row.tensor, run_.may_be_dead);
+    const double here = largest_of(reference_, row.tensor), level = this->level(declared);
+    if (row.kind != Kind::Different || !std::isfinite(row.error) || here > level ||
+        largest_of(found_, row.tensor) > level) {
       return true;
     }
     row.guesses.clear();
     become_vacuous(
         row, "its gradient is up to " + error_number(here) + ", which is rounding beside that of others, and ranks round "
              "otherwise. Fix: may_be_dead, if it is zero by its nature");
-    return !matches(row.tensor, run.may_be_dead);
+    return !declared;
   }
 
  private:
-  static constexpr double kRoundings = 1000;
+  // Of a narrow dtype that many roundings are all there is: there it is a part of others that is as good as nothing,
+  // and more of them for what is known to be zero.
+  double level(bool declared) const {
+    const double roundings = 1000 * epsilon(run_.precision.dtype);
+    return std::isfinite(most_) ? std::min(roundings, declared ? 0.05 : 1e-3) * most_ : 0;
+  }
+
+  const Run& run_;
   const Tensors& reference_;
   const Tensors& found_;
-  double level_;
+  double most_ = 0;
 };
 
 void judge_gradients(
@@ -244,7 +251,7 @@ void judge_gradients(
       compare_missing(row);
     } else {
       compare(row, run, reference.at(name), found.at(name), /*roots=*/false);
-      told = noise.excuse(row, run);
+      told = noise.excuse(row);
     }
     if (const auto it = ranks.odd_gradients.find(name); it != ranks.odd_gradients.end()) {
       drift_apart(row, it->second);
@@ -273,7 +280,7 @@ void judge_parameters(
       become_vacuous(row, "how far it moves is not known. Fix: a reference that gives parameters with steps 0, too");
     } else {
       compare_movement(row, run, before.at(name), reference.at(name), found.at(name));
-      told = !has(expected.gradients, name) || noise.excuse(row, run);
+      told = !has(expected.gradients, name) || noise.excuse(row);
     }
     if (const auto it = ranks.odd_parameters.find(name); it != ranks.odd_parameters.end()) {
       drift_apart(row, it->second);

@@ -244,7 +244,15 @@ TEST(Judge, WhatIsRoundingBesideOtherGradientsIsVacuousAndAFaultInItIsNot) {
   auto other_size = with_keys(3e-17);
   other_size.gradients["keys"] = numbers({3e-17});
   EXPECT_EQ(kind_of_keys(with_keys(1e-17), other_size), Kind::Different);
+  judging.run.precision.dtype = torch::kBFloat16;
+  judging.run.tolerance = 0.1;
+  EXPECT_EQ(kind_of_keys(with_keys(1e-3), with_keys(-1e-3)), Kind::Vacuous);
+  EXPECT_EQ(kind_of_keys(with_keys(0.1), with_keys(-0.1)), Kind::Different);  // as large as some others
+  EXPECT_EQ(kind_of_keys(with_keys(0.01), with_keys(-0.01)), Kind::Different);
   judging.run.may_be_dead = {"keys"};
+  EXPECT_EQ(kind_of_keys(with_keys(0.1), with_keys(-0.1)), Kind::Equal);  // left out: one row is there
+  EXPECT_EQ(kind_of_keys(with_keys(0.5), with_keys(-0.5)), Kind::Different);
+  judging.run.precision.dtype = torch::kDouble;
   EXPECT_THAT(detail::judge(judging.run, with_keys(1e-17), {with_keys(3e-17)}, with_keys(1e-17)), SizeIs(1));
 }
 
