@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, distributed_c10d
 from retape import _C, _dist
 
 
-_PAUSE = 0.02  # seconds between two looks
+_LONGEST_PAUSE = 0.2  # seconds between two looks
 MOST_SECONDS = 365 * 24 * 3600.0  # of a timeout: there is no wait without end
 
 # While what groups need is still there: whoever waits for this process is told that it ends.
@@ -113,19 +113,22 @@ def _meet(
 
     It looks again and again: a store that is told to wait hears no Ctrl-C, and nothing of ranks that have ended."""
     store.set(str(torch_dist.get_rank()), "")
-    missing = list(ranks)
     gone: list[int] = []
-    until = time.monotonic() + timeout.total_seconds()
-    while time.monotonic() < until and not gone:
-        missing = [rank for rank in missing if not store.check([str(rank)])]
-        if not missing:
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < timeout.total_seconds() and not gone:
+        if store.check([str(rank) for rank in ranks]):
             return
-        gone = [rank for rank in missing if world.check([f"retape/left/{rank}"])]  # of its Group of all ranks
-        time.sleep(_PAUSE)
+        if world.check(["retape/left"]):  # in its Group of all ranks
+            left = [rank for rank in ranks if world.check([f"retape/left/{rank}"])]
+            gone = [rank for rank in left if not store.check([str(rank)])]
+        time.sleep(min(_LONGEST_PAUSE, 0.01 + waited / 10))  # many may wait for one, and ask one store
+    missing = gone or [rank for rank in ranks if not store.check([str(rank)])]
+    if not missing:
+        return
     late = _dist.CollectiveError(
-        f"[{name}] of ranks {list(ranks)}: ranks {gone or missing} "
+        f"[{name}] of ranks {list(ranks)}: ranks {missing} "
         + ("have ended. " if gone else f"did not come within {timeout.total_seconds():g} s to make it. ")
         + "Fix: all of them make the same Placement or SumHook."
     )
-    late.ranks = gone or missing
+    late.ranks = missing
     raise late
