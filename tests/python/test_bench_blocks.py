@@ -16,7 +16,7 @@ import retape
 from retape.bench import blocks, measure, run
 from retape.bench.blocks import BLOCKS, Size
 from retape.bench.methods import METHODS, frontier
-from retape.bench.result import BITWISE, CLOSE, DIFFERENT, ZERO, Row
+from retape.bench.result import BITWISE, CLOSE, DIFFERENT, NAN, ZERO, Row
 
 MIB = 1 << 20
 SMALL = {"d_model": 64, "d_ff": 256, "batch": 2, "sequence": 64}
@@ -215,10 +215,13 @@ ZEROS, NOT_ALL = torch.zeros(2), torch.tensor([0.0, 1.0])
         (after(NOT_ALL), after(ZEROS), (DIFFERENT, ["w0"])),
         (after(None), after(ZEROS), (DIFFERENT, ["w0"])),
         (after(ZEROS, buffer=2), after(ZEROS), (DIFFERENT, ["mean"])),
-        (after(ZEROS / 0), after(ZEROS / 0), (BITWISE, [])),
+        (after(ZEROS / 0), after(ZEROS / 0), (NAN, [])),
+        (after(ZEROS / 0, ZEROS), after(ZEROS / 0, ZEROS), (NAN, [])),
+        (after(ZEROS / 0, NOT_ALL), after(ZEROS / 0, NOT_ALL), (BITWISE, [])),
+        (after(NOT_ALL / 0), after(NOT_ALL / 0), (BITWISE, [])),  # infinity is no NaN
     ],
 )
-def test_zeros_that_are_equal_are_told_from_gradients_that_are(got, plain, found) -> None:
+def test_zeros_and_nan_that_are_equal_are_told_from_gradients_that_are(got, plain, found) -> None:
     assert measure.equality(got, plain) == found
 
 
