@@ -56,7 +56,7 @@ test-cpp: $(BUILD)/tests/.built
 test-python: build $(BUILD)/tests/.built
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python tests/conformance
 
-# Of these, what ranks do: three minutes on two cores.
+# Of these, what ranks do: three to four minutes on two cores.
 test-ranks: build $(BUILD)/tests/.built
 	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure -j $(WORKERS) -R '^dist'
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(wildcard $(RANK_TESTS:%=tests/python/test_%.py))

@@ -9,9 +9,7 @@
 
 namespace retape::dist {
 
-namespace {
-
-double eps(at::ScalarType dtype) {
+double detail::epsilon(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble: return std::numeric_limits<double>::epsilon();
     case at::kFloat: return std::numeric_limits<float>::epsilon();
@@ -24,6 +22,10 @@ double eps(at::ScalarType dtype) {
       ". Fix: float64, float32, float16 or bfloat16.");
 }
 
+namespace {
+
+using detail::epsilon;
+
 // To round is to be off by up to eps / 2. Not bounds, which would hide faults, but what happens:
 //
 // In float32 sums are where errors come from. Those of n numbers walk, to sqrt(n) * eps / 2: to 50 eps for
@@ -34,21 +36,17 @@ constexpr double kSums = 100;
 constexpr double kChain = 16 * 0.5;
 
 double rounding(at::ScalarType dtype) {
-  return (eps(dtype) < 1e-4 ? kSums : kChain) * eps(dtype);
+  return (epsilon(dtype) < 1e-4 ? kSums : kChain) * epsilon(dtype);
 }
 
 }  // namespace
 
 double derived_tolerance(at::ScalarType dtype, std::optional<at::ScalarType> wire) {
   const double own = dtype == at::kDouble ? 1e-12 : rounding(dtype);
-  return wire && eps(*wire) > eps(dtype) ? own + kChain * eps(*wire) : own;
+  return wire && epsilon(*wire) > epsilon(dtype) ? own + kChain * epsilon(*wire) : own;
 }
 
 namespace detail {
-
-double epsilon(at::ScalarType dtype) {
-  return eps(dtype);
-}
 
 std::string Precision::text() const {
   const auto name = [](at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); };
@@ -86,7 +84,7 @@ double movement_tolerance(const Precision& precision, double tolerance, const Mo
   const double turns = tolerance / 4 * count;
   const double turned = std::sqrt(4 * (turns + 3 * std::sqrt(turns)) / count);
   // A step rounds the parameter twice (decay, then movement), on ranks and in the reference: 4 * eps / 2.
-  return turned + 2 * movement.steps * eps(precision.dtype) * movement.size;
+  return turned + 2 * movement.steps * epsilon(precision.dtype) * movement.size;
 }
 
 }  // namespace detail

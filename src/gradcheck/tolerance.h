@@ -5,7 +5,7 @@
 
 namespace retape::dist::detail {
 
-double epsilon(at::ScalarType dtype);
+double epsilon(at::ScalarType dtype);  // UsageError: of a dtype that nothing is judged in
 
 struct Precision {
   at::ScalarType dtype = at::kDouble;
