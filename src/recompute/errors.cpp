@@ -68,8 +68,10 @@ void throw_root_changed(const Value& root) {
   if (root.hold == Hold::Kept && root.data.nbytes() != root.nbytes) {
     text << "was resized: expected " << root.nbytes << " bytes, got " << root.data.nbytes();
   } else {
-    text << "has been modified by an inplace operation: expected version " << root.version
-         << ", got " << (root.counter.enabled() ? root.counter.current_version() : root.version);
+    text << "has been modified by an inplace operation";
+    if (const auto& seen = root.versions.first(); seen.moved()) {
+      text << ": expected version " << seen.version << ", got " << seen.counter.current_version();
+    }
   }
   text << ". Fix: run backward before changing it, or change it inside the scope, where the tape "
        << "sees it and keeps a copy.";
@@ -85,6 +87,15 @@ void throw_rerun_differs(
       "[checkpoint] " + (region.empty() ? "" : "region \"" + region + "\": ") + what + ". Fix: " + generators +
       "make the function depend on its arguments alone, or use method=\"replay\", which does not run it again." +
       details));
+}
+
+void throw_op_gone(const Op& op) {
+  const auto& name = op.info->name.name;
+  raise(ReplayMismatch(
+      "[recompute] " + where(op.region) + name +
+      " was recorded in forward and cannot be replayed: its library has been unloaded or reloaded since. "
+      "Fix: keep the torch.library.Library alive until backward is over, or keep the op's results: "
+      "Policy.full().keep_ops([\"" + name + "\"])."));
 }
 
 void throw_other_size(const Op& op, size_t expected, size_t got) {
