@@ -1,7 +1,8 @@
 """Run a program plain and under a policy, and compare every bit of what it returns.
 
-A program takes `way`: how a region of forward is run. It returns tensors and other values to compare, or
-raises. Under each way of Retape it must return what plain autograd returns, or raise what it raises.
+A program takes `way`: how a region of forward is run. It returns tensors and other values to
+compare, or raises. Under each way of Retape it must return what plain autograd returns, or raise
+what it raises.
 
     @WAYS
     def test_noise_is_replayed(way):

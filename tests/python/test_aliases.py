@@ -1,7 +1,7 @@
 """Tensors that share memory with others: `.data`, `set_`, and memory that torch did not allocate.
 
-Each program writes to the memory through one name and reads it through another, inside the region or
-after it.
+Each program writes to the memory through one name and reads it through another, inside the region
+or after it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Ops of libraries other than torch's own: kept, unless `retape.replayable` says that they are pure.
+"""Ops of libraries other than torch's own: kept, unless `retape.replayable` says that they are
+pure.
 
-An op may draw random numbers, count its calls or read state that its schema does not name, and still
-carry `pt2_compliant_tag`. A second call would then differ from the first.
+An op may draw random numbers, count its calls or read state that its schema does not name, and
+still carry `pt2_compliant_tag`. A second call would then differ from the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory that several storages share, and writes that do not pass through the dispatcher.
 
-`from_numpy`, `from_dlpack` and `frombuffer` make storages that do not own their memory. `apply_`, `map_`
-and `map2_` write without an op. `_unsafe_preserve_version_counter` takes a version back.
+`from_numpy`, `from_dlpack` and `frombuffer` make storages that do not own their memory. `apply_`,
+`map_` and `map2_` write without an op. `_unsafe_preserve_version_counter` takes a version back.
 """
 
 from __future__ import annotations

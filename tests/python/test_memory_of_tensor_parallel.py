@@ -1,7 +1,7 @@
 """Tensor-parallel models under one scope peak no higher than plain.
 
-The group is torch's fake one: two ranks, this process is the first, collectives move nothing. Memory is
-that of a real rank; numbers are not.
+The group is torch's fake one: two ranks, this process is the first, collectives move nothing.
+Memory is that of a real rank; numbers are not.
 """
 
 from __future__ import annotations

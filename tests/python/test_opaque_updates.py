@@ -1,7 +1,8 @@
-"""Custom ops and compiled functions that update a tensor inside the region, after an op has read it.
+"""Custom ops and compiled functions that update a tensor inside the region, after an op has read
+it.
 
-Their write is known before it happens: from `mutates_args`, or from the schemas that a compiled function
-runs. The bits that were read have to be there in backward.
+Their write is known before it happens: from `mutates_args`, or from the schemas that a compiled
+function runs. The bits that were read have to be there in backward.
 """
 
 from __future__ import annotations

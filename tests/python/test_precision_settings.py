@@ -115,7 +115,7 @@ def test_a_setting_made_in_the_middle_of_the_region(way: Way, name: str, value: 
 @WAYS
 @pytest.mark.parametrize("value", ["highest", "high", "medium"])
 def test_the_old_setting_and_the_new_one_in_one_program(way: Way, value: str) -> None:
-    """Torch refuses to read the old setting where the new ones disagree; replay need not read it."""
+    """Torch refuses to read the old setting where the new ones disagree with it."""
 
     def program(way: Way):
         torch.set_float32_matmul_precision(value)

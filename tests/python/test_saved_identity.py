@@ -1,7 +1,7 @@
 """What autograd hands back is what it was given: the object, its class and its attributes.
 
-A Function saves a tensor and looks at what `ctx.saved_tensors` returns. Plain autograd answers what is
-expected: an input comes back as the very object, an output as a new tensor.
+A Function saves a tensor and looks at what `ctx.saved_tensors` returns. Plain autograd answers
+what is expected: an input comes back as the very object, an output as a new tensor.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Saves(torch.autograd.Function):
 
 
 def facts_of(way: Way, region, *args: Tensor) -> Any:
-    """What `Saves` saw in backward. `region` returns a result, and tensors that it may see again."""
+    """What `Saves` saw in backward. `region` returns a result, and tensors it may see again."""
     Saves.facts, Saves.given = [], []
     y, *Saves.given = way(region, *args)
     y.as_subclass(Tensor).sum().backward()

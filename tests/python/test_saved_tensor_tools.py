@@ -1,4 +1,5 @@
-"""Torch's own tools for saved tensors around a region, and nested tensors in a region that runs again."""
+"""Torch's own tools for saved tensors around a region, and nested tensors in a region that runs
+again."""
 
 from __future__ import annotations
 
