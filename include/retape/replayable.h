@@ -19,8 +19,9 @@
 
 namespace retape {
 
-// From now on, on every thread; scopes that are open see it at the op's next call. Throws UsageError if
-// no such op is registered. Naming an op of torch itself changes nothing.
+// From now on, on every thread; scopes that are open see it at the op's next call. The op may be
+// registered later. UsageError if it is not a name of the form above. Naming an op of torch itself
+// changes nothing.
 RETAPE_API void replayable(const std::string& op);
 
 // Names given so far, in alphabetical order; without the known ones.

@@ -29,9 +29,11 @@ from retape._C import (  # noqa: E402
     check_stats,
     is_eager,
     is_recording,
+    replayable_ops,
+    will_write,
 )
 from retape._checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
-from retape._recompute import eager, recompute  # noqa: E402
+from retape._recompute import eager, recompute, replayable  # noqa: E402
 from retape._step import Step  # noqa: E402
 from retape._verdict import Verdict  # noqa: E402
 from retape._verify import verify  # noqa: E402
@@ -66,5 +68,8 @@ __all__ = [
     "is_recording",
     "memory",
     "recompute",
+    "replayable",
+    "replayable_ops",
     "verify",
+    "will_write",
 ]

@@ -1,6 +1,7 @@
 """The scope, and policies by whatever name they are given."""
 
 from collections.abc import Callable
+from typing import Any
 
 from retape import _C
 
@@ -49,3 +50,35 @@ def recompute(
     """
     chosen = as_policy(policy)
     return _C.Scope(chosen if lean else chosen.lean(False), name, timed)
+
+
+def replayable(op: Any) -> None:
+    """Says that a custom op is a function of its arguments and of torch's generators.
+
+    >>> retape.replayable("mylib::fused_norm")
+    >>> retape.replayable(torch.ops.mylib.scan.chunked)
+
+    Results of ops outside of torch are kept otherwise: nothing in a schema says whether an op counts its
+    calls or writes to a cache. If the op moves the default generator of its device, it is replayed with
+    the state that it found.
+
+    op: "library::op" (every overload), "library::op.overload", an object of `torch.ops`, or what
+        `torch.library.custom_op` returned.
+    """
+    _C.replayable(name_of_op(op))
+
+
+def name_of_op(op: Any) -> str:
+    """The dispatcher's name of an op: "aten::mm" of an OpOverloadPacket, "aten::add.Tensor" of an
+    OpOverload, and of a name itself."""
+    if isinstance(op, str):
+        return op
+    overload = getattr(op, "_opoverload", op)  # of a CustomOpDef
+    name = getattr(overload, "_qualified_op_name", None) or getattr(overload, "name", None)
+    text = name() if callable(name) else name
+    if not isinstance(text, str):
+        raise _C.UsageError(
+            f"[replayable] expected the name of an op or an object of torch.ops, got {type(op).__name__}. "
+            'Fix: "mylib::op", or torch.ops.mylib.op.'
+        )
+    return text.removesuffix(".default")

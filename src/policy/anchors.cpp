@@ -41,7 +41,32 @@ void Anchors::propose(size_t in_use) {
   }
 }
 
+void Anchors::settle() {
+  frontier_.bytes();
+  forget_dead();
+}
+
+// Anchors of graphs that are gone: only the segment holds them.
+void Anchors::forget_dead() {
+  for (auto& segment : segments_) {
+    for (auto& value : segment.kept) {
+      if (value.use_count() == 1) {
+        region_.counters.anchors.subtract(1);
+        region_.counters.bytes_anchored.subtract(value->nbytes);
+        segment.anchor -= std::min(segment.anchor, value->nbytes);
+        value.reset();
+      }
+    }
+    segment.kept.erase(std::remove(segment.kept.begin(), segment.kept.end(), nullptr), segment.kept.end());
+  }
+  segments_.erase(
+      std::remove_if(
+          segments_.begin(), segments_.end(), [](const auto& segment) { return segment.kept.empty(); }),
+      segments_.end());
+}
+
 void Anchors::commit() {
+  forget_dead();
   since_cut_ -= proposal_.bytes;
   segments_.push_back(std::move(proposal_));
   proposal_ = Segment();

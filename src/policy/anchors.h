@@ -21,6 +21,7 @@ class Anchors final : public Decider {
   void before_op() override;
   void made(Value& value) override;
   void saved(Value& value) override;
+  void settle() override;
   void close() override;
 
  private:
@@ -35,6 +36,7 @@ class Anchors final : public Decider {
   void commit();
   void thin();
   void release(Segment& segment);
+  void forget_dead();
 
   Region& region_;
   Shelf& shelf_;

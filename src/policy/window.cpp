@@ -72,10 +72,13 @@ class Problem {
 
 }  // namespace
 
+// What no gradient flows through is not held: autograd saves it while it is alive, or never.
 void Window::made(Value& value) {
-  shelf_.keep(value);
+  if (value.differentiable) {
+    shelf_.keep(value);
+    held_bytes_ += value.nbytes;
+  }
   held_.push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
-  held_bytes_ += value.nbytes;
   frontier_.add(value);
 }
 
@@ -84,13 +87,19 @@ void Window::saved(Value& value) {
 }
 
 void Window::before_op() {
-  if (saved_ == 0 && held_.size() < kMostOps) {
+  if (saved_ == 0 && held_.size() % kQuietOps != 0) {
     return;
   }
   const size_t in_use = frontier_.bytes();
-  if (held_.size() >= kMostOps || (in_use > 0 && held_bytes_ >= kNarrow * in_use)) {
+  const bool quiet = saved_ == 0 && held_.size() >= kQuietOps * kQuietOps;
+  if (held_.size() >= kMostOps || quiet || (in_use > 0 && held_bytes_ >= kNarrow * in_use)) {
     decide();
   }
+}
+
+void Window::settle() {
+  frontier_.bytes();
+  decide();
 }
 
 void Window::close() {
@@ -113,7 +122,8 @@ void Window::decide() {
   }
   for (const auto& value : held_) {
     const Op& op = *value->recipe;
-    problem.add_result(op, replays(op), *value, value->hold == Hold::Kept && !value->superseded);
+    const bool alive = value->hold == Hold::Kept || value->in_use_elsewhere();
+    problem.add_result(op, replays(op), *value, alive && !value->superseded);
     if (!seen.emplace(&op, true).second) {
       continue;
     }
@@ -132,7 +142,7 @@ void Window::decide() {
   for (const auto& value : held_) {
     const auto readers = readers_here.find(value.get());
     const bool read_elsewhere =
-        value->readers > (readers == readers_here.end() ? 0 : readers->second);
+        value->readers.size() > (readers == readers_here.end() ? 0 : readers->second);
     if (value->saved || read_elsewhere) {
       problem.require(value.get());
     }
@@ -142,6 +152,9 @@ void Window::decide() {
   // In the order of forward: what is not kept can be replayed if all it is made from can be had.
   for (const auto& value : held_) {
     if (problem.keeps(*value)) {
+      if (value->hold != Hold::Kept) {
+        shelf_.keep(*value);
+      }
       shelf_.sever(*value);
       continue;
     }

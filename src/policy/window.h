@@ -21,10 +21,12 @@ class Window final : public Decider {
   void before_op() override;
   void made(Value& value) override;
   void saved(Value& value) override;
+  void settle() override;
   void close() override;
 
  private:
   static constexpr size_t kMostOps = 512;  // a forward without narrow places is cut anyway
+  static constexpr size_t kQuietOps = 8;   // so often it looks, while autograd saves nothing
 
   void decide();
   void cut_long_chains();
@@ -34,7 +36,7 @@ class Window final : public Decider {
   Shelf& shelf_;
   Frontier frontier_;
   std::vector<c10::intrusive_ptr<Value>> held_;  // undecided, in the order they were made
-  size_t held_bytes_ = 0;
+  size_t held_bytes_ = 0;  // that the window alone may be holding
   size_t saved_ = 0;
 };
 

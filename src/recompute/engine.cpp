@@ -73,9 +73,8 @@ class Front final : public Engine {
     }
     if (auto* recorder = Recorder::current(); recorder != nullptr && ours(*recorder)) {
       const auto* tensor = take_tensor_being_saved();
-      if (tensor == nullptr || recorder->may_drop(*tensor)) {
-        return std::make_unique<Token>(*recorder);
-      }
+      const bool droppable = tensor == nullptr || recorder->may_drop(*tensor);
+      return droppable ? std::make_unique<Token>(*recorder) : nullptr;
     }
     return behind_.get_default_saved_variable_hooks();
   }

@@ -63,8 +63,15 @@ void throw_changed_in_place(
 
 void throw_root_changed(const Value& root) {
   std::ostringstream text;
-  text << "[recompute] " << where(root.region) << "a tensor of " << root.nbytes
-       << " bytes that backward replays from ";
+  text << "[recompute] " << where(root.region) << "a tensor of " << root.nbytes << " bytes that ";
+  if (root.readers.empty()) {
+    text << "backward replays from ";
+  } else {
+    const auto& reader = root.readers.front();
+    const auto& input = reader.op->inputs[reader.input];
+    text << reader.op->info->name.name << " read in forward, " << c10::toString(input.view.dtype()) << " "
+         << input.view.sizes() << ", and that backward replays it from, ";
+  }
   if (root.hold == Hold::Kept && root.data.nbytes() != root.nbytes) {
     text << "was resized: expected " << root.nbytes << " bytes, got " << root.data.nbytes();
   } else {

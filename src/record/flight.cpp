@@ -92,6 +92,9 @@ void Recorder::run(
     }
   }
   c10::SmallVector<Made, 2> made;
+  if (info.changes_arguments()) {
+    hold_readers_of_written(info, *stack);
+  }
   try {
     prepare(flight, *stack);
     if (tape_->examiner && flight.op) {
@@ -204,11 +207,12 @@ Role Recorder::take_written(Flight& flight, const at::Tensor& tensor, Effect eff
   const auto& before = written.before;
   auto role = effect == Effect::UpdatesInForward ? Role::Scratch : Role::Write;
   if (flight.op && role == Role::Write) {
-    const bool known = before && (before->recipe || before->uninitialized);
+    // What was given stays where it is: its next version is a root and costs nothing more, unless it is
+    // copied for its readers: then the copy is what later versions are made from.
+    const bool known = before && (before->recipe || before->uninitialized || !before->readers.empty());
     if (known && effect == Effect::Overwrites && View(tensor).covers(storage.nbytes())) {
       role = Role::Fresh;
     } else if (!known || before->uninitialized) {
-      // What was given stays where it is: its next version is a root, and costs nothing more.
       flight.op.reset();
     }
     if (flight.op) {
@@ -240,10 +244,8 @@ void Recorder::settle_aliases(Flight& flight) {
       flight.op.reset();
       return;
     }
-    auto& input = flight.op->inputs[written.input];
-    input.role = Role::Write;
-    input.value = written.before;
-    ++input.value->readers;
+    flight.op->inputs[written.input].role = Role::Write;
+    flight.op->read(static_cast<uint32_t>(written.input), written.before);
   }
 }
 
@@ -256,7 +258,7 @@ void Recorder::save_what_is_overwritten(Flight& flight) {
     Value& before = *written.before;
     if (before.recipe) {
       drop(before);
-    } else if (before.readers > 0) {
+    } else if (!before.readers.empty()) {
       if (!injected(Fault::StaleVersion)) {
         before.data = copy_of(written.storage);
       }
@@ -367,6 +369,9 @@ void Recorder::enter(Flight& flight, Made& made) {
       ? made.tensor.unsafeGetTensorImpl()->version_counter()
       : flight.writes[made.write].counter;
   auto value = describe(storage, counter);
+  value->differentiable = made.tensor.defined()
+      ? made.tensor.requires_grad()
+      : flight.op && flight.op->inputs[flight.writes[made.write].input].view.requires_grad();
   if (flight.op) {
     value->slot = static_cast<uint32_t>(flight.op->results.size());
     value->recipe = flight.op;
@@ -412,6 +417,7 @@ void Recorder::about_to_write(const at::Tensor& tensor) {
   if (!is_plain(tensor)) {
     return;
   }
+  hold_readers_of(tensor);
   TapeLock lock(*tape_);
   Flight flight;
   take_written(flight, tensor, Effect::Updates);

@@ -133,7 +133,8 @@ OpInfo describe(const c10::OperatorHandle& op) {
   const bool overwrites = listed(lists::kOverwrite, name);
   for (const auto i : info.writes) {
     // An op with out= arguments may write others too, and those it updates.
-    if (overwrites || (op.hasTag(at::Tag::out) && op.schema().arguments()[i].is_out())) {
+    const bool is_out = op.hasTag(at::Tag::out) && op.schema().arguments()[i].is_out();
+    if (overwrites || (is_out && !listed(lists::kOutUpdated, name))) {
       info.overwrites.push_back(i);
     }
   }
@@ -159,7 +160,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
   const bool effectful = (op.hasTag(at::Tag::dynamic_output_shape) && !info.picks) ||
       op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::inplace_view) ||
       op.hasTag(at::Tag::maybe_aliasing_or_mutating) || listed(lists::kHiddenState, name) ||
-      (op.hasTag(at::Tag::out) && listed(lists::kOutPartlyUnwritten, name));
+      listed(lists::kPartlyUnwritten, name);
   // No tag says that an op is pure. One that its user calls replayable may still draw random numbers.
   const bool opted_in = !trusted && is_replayable(info.name);
   const bool known = trusted || opted_in;

@@ -40,13 +40,19 @@ constexpr std::array kHiddenState{
     Names("aten::_cudnn_init_dropout_state"),
 };
 
-// Their out= forms leave parts of the result unwritten, and no tag says so.
-constexpr std::array kOutPartlyUnwritten{
+// Leave parts of what they return unwritten, and no tag says so (of _ctc_loss, its out= forms): never
+// replayed.
+constexpr std::array kPartlyUnwritten{
     Names("aten::_ctc_loss"),
-    Names("aten::_embedding_bag"),
-    Names("aten::_embedding_bag_forward_only"),
-    Names("aten::resize_as"),
+    Names("aten::_make_dep_token"),
     Names("aten::resize"),
+    Names("aten::resize_as"),
+};
+
+// Add to their out= argument, or leave it as it was.
+constexpr std::array kOutUpdated{
+    Names("aten::_compute_linear_combination"),
+    Names("aten::_batch_norm_with_update"),
 };
 
 // Memory made to be written, often by kernels that the dispatcher cannot see (Triton, numpy, C

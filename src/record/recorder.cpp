@@ -70,7 +70,9 @@ void Recorder::open(std::shared_ptr<Region> region) {
 }
 
 void Recorder::unwind(Region& region) {
-  if (current_recorder == nullptr) {
+  const auto is_it = [&](const auto& scope) { return scope.get() == &region; };
+  if (current_recorder == nullptr ||
+      std::none_of(current_recorder->scopes_.begin(), current_recorder->scopes_.end(), is_it)) {
     return;  // the thread that opened it has ended, and another has its id
   }
   auto& recorder = *current_recorder;
@@ -110,7 +112,7 @@ void Recorder::hand_over(const Region& inner) {
     }
   }
   for (const auto& value : left) {
-    if (value->tokens > 0 || value->readers > 0) {
+    if (value->needed()) {
       keep(*value);
     }
     sever(*value);
@@ -343,7 +345,7 @@ bool Recorder::may_drop(const at::Tensor& tensor) {
   if (any_output()) {
     return true;  // it may be discarded, and the token brings it back
   }
-  if (!is_plain(tensor)) {
+  if (!is_plain(tensor) || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return false;
   }
   const auto& storage = tensor.storage();

@@ -122,6 +122,10 @@ class Recorder final : private Shelf {
   void prepare(Flight& flight, const torch::jit::Stack& stack);
   void take(Flight& flight, const at::Tensor& tensor, size_t arg, int element, Effect effect);
   Role take_written(Flight& flight, const at::Tensor& tensor, Effect effect);
+  void hold_readers_of_written(const OpInfo& info, const torch::jit::Stack& stack);
+  void hold_readers_of(const at::Tensor& tensor);
+  std::vector<c10::intrusive_ptr<Value>> results_to_hold(Value& root);
+  void hold(Value& value, c10::Storage bytes);
   void settle_aliases(Flight& flight);
   void save_what_is_overwritten(Flight& flight);
 

@@ -30,15 +30,12 @@ std::string with_overload(const c10::OperatorName& op) {
 }  // namespace
 
 void replayable(const std::string& op) {
-  const auto all = c10::Dispatcher::singleton().getAllOpNames();
-  const bool known = std::any_of(all.begin(), all.end(), [&](const c10::OperatorName& name) {
-    return name.name == op || with_overload(name) == op;
-  });
-  if (!known) {
+  const auto colons = op.find("::");
+  if (colons == 0 || colons == std::string::npos || colons + 2 == op.size()) {
     throw UsageError(
-        "[replayable] no op is called \"" + op +
-        "\": expected the name of a registered op, such as \"mylib::op\" or \"mylib::op.overload\". Fix: "
-        "import the library that registers it first.");
+        "[replayable] \"" + op + "\" is not the name of an op: expected \"library::op\" or "
+        "\"library::op.overload\". Fix: take the name from torch.ops, e.g. torch.ops.mylib.op is "
+        "\"mylib::op\".");
   }
   {
     std::lock_guard<std::mutex> lock(named().mutex);

@@ -76,7 +76,7 @@ void Value::drop() {
 }
 
 bool Value::wanted(int current_pass) const {
-  return tokens + readers > (pass == current_pass ? done : 0);
+  return tokens + readers.size() > (pass == current_pass ? done : 0);
 }
 
 void settle(Value& value, int current_pass) {
@@ -86,10 +86,18 @@ void settle(Value& value, int current_pass) {
 }
 
 Input& Op::add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen) {
+  auto& input = inputs.emplace_back(nullptr, seen);
   if (value) {
-    ++value->readers;
+    read(static_cast<uint32_t>(inputs.size() - 1), std::move(value));
   }
-  return inputs.emplace_back(std::move(value), seen);
+  return input;
+}
+
+void Op::read(uint32_t index, c10::intrusive_ptr<Value> value) {
+  auto& input = inputs[index];
+  input.place = static_cast<uint32_t>(value->readers.size());
+  value->readers.push_back({this, index});
+  input.value = std::move(value);
 }
 
 Op::~Op() {
@@ -98,7 +106,10 @@ Op::~Op() {
       continue;
     }
     Value& value = *input.value;
-    --value.readers;
+    const Reader last = value.readers.back();
+    value.readers[input.place] = last;
+    last.op->inputs[last.input].place = input.place;
+    value.readers.pop_back();
     if (value.pass == satisfied && satisfied != Value::kNoPass) {
       --value.done;
     }

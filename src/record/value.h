@@ -35,6 +35,12 @@ enum class Hold : uint8_t {
   Replayed,  // brought back, held until its last use
 };
 
+// One input of an op. It knows its place in the value's list of readers, so that either can go first.
+struct Reader {
+  Op* op;
+  uint32_t input;
+};
+
 struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   ~Value() override;
 
@@ -65,11 +71,12 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   bool saved = false;          // autograd asked for it
   bool leaf = false;           // root: a parameter, a buffer, an input without history
   bool discardable = false;    // an output that its caller may give up
+  bool differentiable = false;  // a gradient flows through it
   bool lent = false;           // replayed, and the caller's storage is on the same bytes again
 
   uint32_t tokens = 0;   // tokens alive
-  uint32_t readers = 0;  // inputs of live ops that read it
-  uint32_t done = 0;     // of tokens + readers, satisfied in the backward pass `pass`
+  c10::SmallVector<Reader, 1> readers;  // inputs of live ops that read it
+  uint32_t done = 0;  // of tokens and readers, satisfied in the backward pass `pass`
   int pass = kNoPass;
 
   static constexpr int kNoPass = -2;
@@ -85,6 +92,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   void keep(c10::Storage storage);
   void drop();
   bool wanted(int current_pass) const;  // some use of it is still to come in this pass
+  bool needed() const { return tokens > 0 || !readers.empty(); }  // by autograd, or by a recipe
   void release_resources() override;
 
  private:
@@ -108,6 +116,7 @@ struct Input {
   c10::DeviceType device = c10::kCPU;
   uint16_t arg = 0;
   int32_t element = -1;  // of a list argument
+  uint32_t place = 0;    // among the readers of `value`
   Role role = Role::Read;
 };
 
@@ -141,6 +150,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   std::unique_ptr<Witness> witness;  // where somebody compares closely
 
   Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);
+  void read(uint32_t input, c10::intrusive_ptr<Value> value);  // ... it has none yet
 };
 
 // A use of `value` is over: give up its bytes if it was the last one.

@@ -99,7 +99,7 @@ bool last_use(const Op& op, const Value& value, int pass) {
   for (const auto& input : op.inputs) {
     own += input.value.get() == &value ? 1 : 0;
   }
-  return value.hold == Hold::Replayed && !value.lent && value.tokens + value.readers == own + (value.pass == pass ? value.done : 0);
+  return value.hold == Hold::Replayed && !value.lent && value.tokens + value.readers.size() == own + (value.pass == pass ? value.done : 0);
 }
 
 bool Run::take_inputs() {

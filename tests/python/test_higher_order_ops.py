@@ -17,7 +17,6 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 # Outside torch.compile torch warns that these are slow.
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
 def by_cond(x: Tensor) -> Tensor:

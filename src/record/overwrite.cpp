@@ -1,0 +1,107 @@
+// What happens to recipes that read a tensor which is about to be overwritten.
+//
+// The bytes cannot be replayed, so either they are copied, or what the recipes make of them is held in
+// their place, whichever is less. Autograd would hold the second; often it is a slice of a cache, or
+// rows of a table.
+#include "record/recorder.h"
+
+#include "record/each_tensor.h"
+#include "replay/replay.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace retape::detail {
+
+void Recorder::hold_readers_of_written(const OpInfo& info, const torch::jit::Stack& stack) {
+  const auto args = torch::jit::last(stack, info.arguments);
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (effect_on(info, args, i) != Effect::Reads) {
+      each_tensor(args[i], [&](const at::Tensor& tensor, int) {
+        if (tensor.defined() && is_plain(tensor)) {
+          hold_readers_of(tensor);
+        }
+      });
+    }
+  }
+}
+
+void Recorder::hold_readers_of(const at::Tensor& tensor) {
+  std::vector<c10::intrusive_ptr<Value>> gone;  // needed, and no longer there
+  {
+    TapeLock lock(*tape_);
+    const auto root = find(tensor.storage(), tensor.unsafeGetTensorImpl()->version_counter());
+    if (!root || root->recipe || root->hold != Hold::Kept || root->copied || root->readers.empty()) {
+      return;
+    }
+    for (const auto& scope : scopes_) {
+      if (scope->decider) {
+        scope->decider->settle();
+      }
+    }
+    gone = results_to_hold(*root);
+  }
+  for (auto& value : gone) {
+    const auto brought = bring_back(*tape_, *value, torch::autograd::get_current_graph_task_id());
+    TapeLock lock(*tape_);
+    hold(*value, brought.storage);
+    value.reset();
+  }
+}
+
+// Holds the results that are still alive, and returns those that must be replayed for it. Results that
+// nothing needs are forgotten. Does nothing else where a copy of the root is smaller. Under the lock.
+std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(Value& root) {
+  std::vector<c10::intrusive_ptr<Op>> ops;
+  for (const auto& reader : root.readers) {
+    ops.push_back(c10::intrusive_ptr<Op>::reclaim_copy(reader.op));
+  }
+  std::vector<c10::intrusive_ptr<Value>> results;
+  size_t bytes = 0;
+  for (const auto& op : ops) {
+    for (const auto& result : op->results) {
+      if (result.value == nullptr) {
+        continue;
+      }
+      auto value = c10::intrusive_ptr<Value>::reclaim_copy(result.value);
+      if (value->discardable) {
+        return {};  // whoever may discard it counts on its recipe
+      }
+      if (value->needed()) {
+        bytes += value->nbytes;
+      } else if (value->home.expired()) {
+        table_.erase(value->home._unsafe_get_target());
+        continue;
+      }
+      results.push_back(std::move(value));
+    }
+  }
+  std::vector<c10::intrusive_ptr<Value>> gone;
+  if (bytes > root.nbytes) {
+    return gone;
+  }
+  for (auto& value : results) {
+    if (value->hold == Hold::None && value->needed() && !value->in_use_elsewhere()) {
+      gone.push_back(std::move(value));
+      continue;
+    }
+    if (value->hold == Hold::None && value->needed()) {
+      keep(*value);
+    }
+    sever(*value);
+  }
+  return gone;
+}
+
+// `bytes` are what its recipe gives; it needs no recipe any more.
+void Recorder::hold(Value& value, c10::Storage bytes) {
+  if (value.saved) {
+    value.region->counters.values_dropped.subtract(1);
+    value.region->counters.bytes_dropped.subtract(value.nbytes);
+  }
+  table_.erase(value.home._unsafe_get_target());
+  value.keep(std::move(bytes));
+  value.copied = true;
+  sever(value);
+}
+
+}  // namespace retape::detail
