@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "op_call.h"
 #include "python_call.h"
 
 #include <retape/error.h>
@@ -100,8 +101,16 @@ void bind_policy(py::module_& module) {
           py::arg("decide"),
           "Ask `decide(info)` of every new value: True or \"keep\", False or \"drop\".")
       .def_static("named", &Policy::named, py::arg("name"))
-      .def("keep_ops", &Policy::keep_ops, py::arg("names"))
-      .def("drop_ops", &Policy::drop_ops, py::arg("names"))
+      .def(
+          "keep_ops",
+          [](const Policy& p, const py::object& ops) { return p.keep_ops(op_names("keep_ops", ops)); },
+          py::arg("names"),
+          "Keep results of these ops: names, OpOverloads or OpOverloadPackets.")
+      .def(
+          "drop_ops",
+          [](const Policy& p, const py::object& ops) { return p.drop_ops(op_names("drop_ops", ops)); },
+          py::arg("names"),
+          "Drop results of these ops: names, OpOverloads or OpOverloadPackets.")
       .def("anchors", &Policy::anchors, py::arg("on"))
       .def("lean", &Policy::lean, py::arg("on"))
       .def("describe", &Policy::describe)

@@ -61,7 +61,7 @@ class RETAPE_API Policy {
   static Policy named(const std::string& name);
 
   // Refinements; each returns a changed copy. Names are dispatcher names ("aten::mm", or
-  // "aten::add.Tensor" for one overload). A name that matches no op is a UsageError, and so is a
+  // "aten::add.Tensor" for one overload, "aten::mm.default" for the one without a name). A name that matches no op is a UsageError, and so is a
   // composite op, which never reaches the tape by that name.
   Policy keep_ops(const std::vector<std::string>& names) const;
   Policy drop_ops(const std::vector<std::string>& names) const;

@@ -13,14 +13,18 @@ namespace {
 
 using detail::OpInfo;
 
-// "aten::add" names every overload, "aten::add.Tensor" one.
+const std::string kDefaultOverload = "default";
+
+// "aten::add" names every overload, "aten::add.Tensor" one. The overload without a name is
+// "aten::mm.default", as Python has it.
 bool matches(const std::string& rule, const c10::OperatorName& op) {
   if (rule.compare(0, op.name.size(), op.name) != 0) {
     return false;
   }
+  const auto& overload = op.overload_name.empty() ? kDefaultOverload : op.overload_name;
   return rule.size() == op.name.size() ||
       (rule[op.name.size()] == '.' &&
-       rule.compare(op.name.size() + 1, std::string::npos, op.overload_name) == 0);
+       rule.compare(op.name.size() + 1, std::string::npos, overload) == 0);
 }
 
 bool any_matches(const std::vector<std::string>& rules, const c10::OperatorName& op) {

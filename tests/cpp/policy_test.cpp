@@ -168,6 +168,21 @@ TEST(Policy, EveryResultOfAnOpIsAskedFor) {
   EXPECT_EQ(outputs, (std::vector<size_t>{0, 1, 2}));
 }
 
+TEST(Policy, DefaultNamesTheOverloadWithoutAName) {
+  const auto x = leaf({8, 8});
+  const auto replayed = [&](const Policy& policy) {
+    Recompute scope(policy);
+    const auto loss = x.mm(x).sin().sum();
+    scope.close();
+    loss.backward();
+    return scope.stats().ops_replayed;
+  };
+  EXPECT_EQ(replayed(drop_all()), 1u);
+  EXPECT_EQ(replayed(drop_all().keep_ops({"aten::mm.default"})), 0u);
+  EXPECT_EQ(replayed(drop_all().keep_ops({"aten::mm.out"})), 1u);
+  EXPECT_THROW(drop_all().keep_ops({"aten::mm.defaults"}), UsageError);
+}
+
 TEST(Policy, NestedScopesCompose) {
   const auto x = leaf({32, 32});
   const auto w = leaf({32, 32}, 8);

@@ -100,6 +100,55 @@ def test_policy_function_must_answer_keep_or_drop(x: torch.Tensor) -> None:
             x.sin()
 
 
+def replayed_ops(policy: retape.Policy, x: torch.Tensor) -> int:
+    with retape.recompute(policy) as rec:
+        loss = x.mm(x).sin().add(1).mul(x).sum()
+    loss.backward()
+    return rec.stats.ops_replayed
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [torch.ops.aten.mm.default],
+        [torch.ops.aten.mm],
+        (torch.ops.aten.mm.default,),
+        {"aten::mm.default"},
+        ["aten::mm"],
+        ["aten::mm", torch.ops.aten.mm],
+    ],
+    ids=repr,
+)
+def test_ops_are_named_by_strings_overloads_or_packets(ops: object, x: torch.Tensor) -> None:
+    assert replayed_ops(DROP, x) == 3  # mm, sin, add
+    assert replayed_ops(DROP.keep_ops(ops), x) == 2
+    assert replayed_ops(retape.Policy.none().drop_ops(ops), x) == 1
+
+
+def test_an_overload_names_no_other_overload(x: torch.Tensor) -> None:
+    add = torch.ops.aten.add
+    assert replayed_ops(DROP.keep_ops([add.Scalar]), x) == replayed_ops(DROP, x) == 3
+    assert replayed_ops(DROP.keep_ops([add.Tensor]), x) == 1  # mm, which sin saved
+    assert replayed_ops(DROP.keep_ops([add]), x) == 1
+    assert "keep aten::mm.default" in DROP.keep_ops([torch.ops.aten.mm.default]).describe()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda p: p.keep_ops([torch.mm]), "keep_ops.*expected op names or torch.ops.* got <built-in"),
+        (lambda p: p.drop_ops([3]), "drop_ops.*expected op names or torch.ops.* got 3"),
+        (lambda p: p.keep_ops("aten::mm"), 'expected a list of ops, got "aten::mm"'),
+        (lambda p: p.keep_ops(torch.ops.aten.mm), "expected a list of ops, got .*aten.mm"),
+        (lambda p: p.keep_ops(3), "expected a list of ops, got 3"),
+        (lambda p: p.keep_ops([torch.ops.aten.linear.default]), "composite op"),
+    ],
+)
+def test_what_names_no_op_is_a_usage_error(make: object, text: str) -> None:
+    with pytest.raises(retape.UsageError, match=text):
+        make(retape.Policy.full())
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
