@@ -37,7 +37,13 @@ Info copied(const ValueInfo& info) {
   return {info.op, info.overload, info.region, sizes, dtype, info.bytes, info.output, info.cheap};
 }
 
-Decision decision(const py::object& answer) {
+// An op's kernel is on the way out: there torch knows no errors but its own and Python's.
+[[noreturn]] void raise_usage_error(const std::string& text) {
+  PyErr_SetString(py::module_::import("retape._C").attr("UsageError").ptr(), text.c_str());
+  throw_python_error();
+}
+
+Decision decision(const py::object& answer, const ValueInfo& info) {
   if (py::isinstance<py::bool_>(answer)) {
     return answer.cast<bool>() ? Decision::Keep : Decision::Drop;
   }
@@ -50,8 +56,9 @@ Decision decision(const py::object& answer) {
       return Decision::Drop;
     }
   }
-  throw UsageError(
-      "[Policy.function] expected True, False, \"keep\" or \"drop\" from the policy function, got " +
+  const auto op = info.op + (info.overload.empty() ? "" : "." + info.overload);
+  raise_usage_error(
+      "[Policy.function] " + op + ": expected True, False, \"keep\" or \"drop\" from the policy function, got " +
       py::repr(answer).cast<std::string>() + ". Fix: return one of these.");
 }
 
@@ -59,7 +66,7 @@ PolicyFunction from_callable(py::function function) {
   return [held = shared(std::move(function))](const ValueInfo& info) {
     py::gil_scoped_acquire gil;
     try {
-      return decision((*held)(copied(info)));
+      return decision((*held)(copied(info)), info);
     } catch (py::error_already_set& error) {
       error.restore();  // the caller sees its own exception, not a wrapped one
       throw_python_error();

@@ -94,10 +94,17 @@ def test_exception_of_a_policy_function_is_the_users_own(x: torch.Tensor) -> Non
     assert not retape.is_recording()
 
 
-def test_policy_function_must_answer_keep_or_drop(x: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match='expected True, False, "keep" or "drop"'):
-        with retape.recompute(lambda info: 3):
-            x.sin()
+@pytest.mark.parametrize("answer", [3, None, "Keep", [True]])
+def test_wrong_answer_of_a_policy_function_is_a_usage_error_that_names_the_op(
+    answer: object, x: torch.Tensor
+) -> None:
+    with pytest.raises(retape.UsageError) as caught, retape.recompute(lambda info: answer):
+        x.add(1)
+    text = str(caught.value)
+    assert text.startswith("[Policy.function] aten::add.Tensor: ")
+    assert f"got {answer!r}" in text
+    assert 'expected True, False, "keep" or "drop"' in text
+    assert not retape.is_recording()
 
 
 def replayed_ops(policy: retape.Policy, x: torch.Tensor) -> int:
