@@ -62,15 +62,31 @@ Decision decision(const py::object& answer, const ValueInfo& info) {
       py::repr(answer).cast<std::string>() + ". Fix: return one of these.");
 }
 
+// The caller sees its own exception, not a wrapped one.
+template <typename Function>
+Decision asked(Function function) {
+  py::gil_scoped_acquire gil;
+  try {
+    return function();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    throw_python_error();
+  }
+}
+
 PolicyFunction from_callable(py::function function) {
   return [held = shared(std::move(function))](const ValueInfo& info) {
-    py::gil_scoped_acquire gil;
-    try {
-      return decision((*held)(copied(info)), info);
-    } catch (py::error_already_set& error) {
-      error.restore();  // the caller sees its own exception, not a wrapped one
-      throw_python_error();
-    }
+    return asked([&] { return decision((*held)(copied(info)), info); });
+  };
+}
+
+// Of retape/_selective.py, which has judged the user's answer.
+OpPolicyFunction op_function_from_callable(py::function function) {
+  return [held = shared(std::move(function))](const OpCall& call) {
+    return asked([&] {
+      const auto [op, args, kwargs, output] = in_python(call);
+      return (*held)(op, args, kwargs, output).cast<bool>() ? Decision::Keep : Decision::Drop;
+    });
   };
 }
 
@@ -107,6 +123,11 @@ void bind_policy(py::module_& module) {
           [](py::function f) { return Policy::function(from_callable(std::move(f))); },
           py::arg("decide"),
           "Ask `decide(info)` of every new value: True or \"keep\", False or \"drop\".")
+      .def_static(
+          "selective",
+          [](py::function f) { return Policy::selective(op_function_from_callable(std::move(f))); },
+          py::arg("decide"),
+          "Ask `decide(op, args, kwargs, output)` of every op that has run: True keeps its results.")
       .def_static("named", &Policy::named, py::arg("name"))
       .def(
           "keep_ops",

@@ -122,6 +122,15 @@ Policy Policy::function(PolicyFunction decide) {
   return Policy(std::make_shared<Impl>(std::move(impl)));
 }
 
+Policy Policy::selective(OpPolicyFunction decide) {
+  if (!decide) {
+    throw UsageError("[Policy::selective] expected a function, got an empty one. Fix: pass a callable.");
+  }
+  auto impl = of_kind(Impl::Kind::Function);
+  impl.decide_op = std::move(decide);
+  return Policy(std::make_shared<Impl>(std::move(impl)));
+}
+
 Policy Policy::named(const std::string& name) {
   if (name == "none") {
     return none();
@@ -165,7 +174,7 @@ Policy Policy::anchors(bool on) const {
 
 std::string Policy::describe() const {
   static constexpr const char* kNames[] = {"none", "full", "cheap", "function"};
-  std::string text = kNames[static_cast<int>(impl_->kind)];
+  std::string text = impl_->decide_op ? "selective" : kNames[static_cast<int>(impl_->kind)];
   if (impl_->kind == Impl::Kind::Full && !impl_->anchors) {
     text += ", no anchors";
   }

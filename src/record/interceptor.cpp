@@ -70,8 +70,10 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   if (watch != nullptr) {
     watch->before(info, *stack);
   }
-  if (recorder == nullptr || info.makes_nothing()) {
+  if (recorder == nullptr) {
     op.redispatchBoxed(below, stack);
+  } else if (info.makes_nothing()) {
+    recorder->pass(op, info, below, stack);
   } else {
     recorder->run(op, info, below, stack);
     if (info.make_lean != nullptr && recorder->region().policy.impl().lean) {

@@ -50,6 +50,13 @@ class Recorder final : private Shelf {
       c10::DispatchKeySet below,
       torch::jit::Stack* stack);
 
+  // Runs an op that makes nothing. A selective policy counts it all the same.
+  void pass(
+      const c10::OperatorHandle& handle,
+      const OpInfo& info,
+      c10::DispatchKeySet below,
+      torch::jit::Stack* stack) const;
+
   // Autograd saves `tensor` (plain): binds the token now, or when the op that is running ends.
   void save(Token& token, const at::Tensor& tensor);
   void forget(Token& token);  // a waiting token died
