@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import retape
 
+from . import support
 from .support import (
     RUNS,
     Counted,
@@ -141,14 +143,50 @@ class Entered(contextlib.AbstractContextManager):
 def test_checkpointing_without_reentrant_with_context_fn(how: str) -> None:
     """context_fn gives one context for forward and one for the second run.
 
-    Better: replay makes no second run, so the second context is never entered.
+    Ours: replay makes no second run. It never enters the second context, and warns about that.
     """
     first, second = Entered(), Entered()
     x = leaf(8)
-    out = checkpoint(how, chain, x, context_fn=lambda: (first, second))
+    with warnings.catch_warnings(record=True):
+        out = checkpoint(how, chain, x, context_fn=lambda: (first, second))
     assert (first.count, second.count) == (1, 0)
     out.sum().backward()
     assert (first.count, second.count) == (1, RUNS[how] - 1)
+    assert_same(x.grad, grad_of_chain(same_leaf(x)), "x.grad")
+
+
+def test_replay_warns_once_that_it_does_not_enter_the_second_context() -> None:
+    class Logging(contextlib.nullcontext):
+        pass
+
+    def run() -> None:
+        checkpoint("replay", chain, leaf(8), context_fn=lambda: (Logging(), Logging()))
+
+    with pytest.warns(UserWarning, match="does not enter the second context.*Logging") as caught:
+        run()
+    assert caught[0].filename == support.__file__  # the line that calls retape.checkpoint
+    assert 'method="rerun"' in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
+
+
+@pytest.mark.parametrize(
+    ("how", "contexts"),
+    [
+        ("replay", torch_checkpoint.noop_context_fn),
+        ("replay", lambda: (Entered(), contextlib.nullcontext())),
+        ("replay", lambda: (torch.autocast("cpu"), torch.autocast("cpu"))),
+        ("replay", lambda: torch_checkpoint.create_selective_checkpoint_contexts([])),
+        ("rerun", lambda: (Entered(), Entered())),
+    ],
+    ids=["noop", "nothing in backward", "autocast", "selective", "rerun"],
+)
+def test_no_warning_where_nothing_is_lost(how: str, contexts: Callable) -> None:
+    x = leaf(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint(how, chain, x, context_fn=contexts).sum().backward()
     assert_same(x.grad, grad_of_chain(same_leaf(x)), "x.grad")
 
 
