@@ -43,7 +43,7 @@ Info copied(const ValueInfo& info) {
   throw_python_error();
 }
 
-Decision decision(const py::object& answer, const ValueInfo& info) {
+Decision decision(const std::string& function, const std::string& op, const py::object& answer) {
   if (py::isinstance<py::bool_>(answer)) {
     return answer.cast<bool>() ? Decision::Keep : Decision::Drop;
   }
@@ -56,9 +56,8 @@ Decision decision(const py::object& answer, const ValueInfo& info) {
       return Decision::Drop;
     }
   }
-  const auto op = info.op + (info.overload.empty() ? "" : "." + info.overload);
   raise_usage_error(
-      "[Policy.function] " + op + ": expected True, False, \"keep\" or \"drop\" from the policy function, got " +
+      "[Policy." + function + "] " + op + ": expected True, False, \"keep\" or \"drop\" from the policy function, got " +
       py::repr(answer).cast<std::string>() + ". Fix: return one of these.");
 }
 
@@ -76,16 +75,18 @@ Decision asked(Function function) {
 
 PolicyFunction from_callable(py::function function) {
   return [held = shared(std::move(function))](const ValueInfo& info) {
-    return asked([&] { return decision((*held)(copied(info)), info); });
+    return asked([&] {
+      const auto op = info.op + (info.overload.empty() ? "" : "." + info.overload);
+      return decision("function", op, (*held)(copied(info)));
+    });
   };
 }
 
-// Of retape/_selective.py, which has judged the user's answer.
 OpPolicyFunction op_function_from_callable(py::function function) {
   return [held = shared(std::move(function))](const OpCall& call) {
     return asked([&] {
       const auto [op, args, kwargs, output] = in_python(call);
-      return (*held)(op, args, kwargs, output).cast<bool>() ? Decision::Keep : Decision::Drop;
+      return decision("selective", py::str(op), (*held)(op, args, kwargs, output));
     });
   };
 }
@@ -127,7 +128,8 @@ void bind_policy(py::module_& module) {
           "selective",
           [](py::function f) { return Policy::selective(op_function_from_callable(std::move(f))); },
           py::arg("decide"),
-          "Ask `decide(op, args, kwargs, output)` of every op that has run: True keeps its results.")
+          "Ask `decide(op, args, kwargs, output)` of every op that has run, for all of its results: True or\n"
+          "\"keep\", False or \"drop\".")
       .def_static("named", &Policy::named, py::arg("name"))
       .def(
           "keep_ops",

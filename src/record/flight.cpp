@@ -102,7 +102,7 @@ void Recorder::run(
       show(flight, made);
     }
     if (question) {
-      const bool keep = question.ask(region().name, *stack) == Decision::Keep;
+      const bool keep = question.ask(region().name, *stack) == Decision::Keep && flight.op;
       std::for_each(made.begin(), made.end(), [&](Made& item) { item.keep = keep; });
     } else if (flight.op && birth == Birth::Ask) {
       ask(flight, made);  // without the lock: a user's function may run anything

@@ -160,6 +160,24 @@ def test_ops_of_the_policy_itself_are_neither_recorded_nor_differentiated(how: s
     assert_same(x.grad, y.grad, "x.grad")
 
 
+def test_memory_that_nobody_has_written_is_not_kept_by_a_policy() -> None:
+    """A policy that keeps every result of `empty` does not keep what is written there later."""
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
+        return op == aten.empty_like.default
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x).copy_(x).sin()
+
+    x, y = leaf(1 << 14), leaf(1 << 14)
+    with retape.memory.Meter() as meter:
+        out = selective("replay", policy, function, x)
+        assert meter.current == out.nbytes
+    out.sum().backward()
+    function(y).sum().backward()
+    assert_same(x.grad, y.grad, "x.grad")
+
+
 def test_a_policy_that_keeps_every_second_op_keeps_the_same_ones_as_torchs() -> None:
     """It counts calls, so one call more or fewer (for a view, for a second output) would shift it."""
 

@@ -107,6 +107,27 @@ def test_wrong_answer_of_a_policy_function_is_a_usage_error_that_names_the_op(
     assert not retape.is_recording()
 
 
+def test_selective_policies_need_no_context_fn(x: torch.Tensor) -> None:
+    """Asked once per op, with the op's arguments and result, in any scope."""
+    seen = []
+
+    def decide(op: object, args: tuple, kwargs: dict, output: object) -> str:
+        seen.append((op, args[0] is x, kwargs, tuple(output.shape), output.requires_grad))
+        return "keep" if op == torch.ops.aten.mm.default else "drop"
+
+    assert replayed_ops(retape.Policy.selective(decide), x) == 2  # sin, add
+    names = [op.name() for op, *_ in seen]
+    assert names == ["aten::mm", "aten::sin", "aten::add.Tensor", "aten::mul.Tensor", "aten::sum"]
+    assert seen[0] == (torch.ops.aten.mm.default, True, {}, (8, 8), False)
+
+
+def test_wrong_answer_of_a_selective_policy_is_a_usage_error(x: torch.Tensor) -> None:
+    with pytest.raises(retape.UsageError, match=r"\[Policy.selective\] aten.sin.default: .* got 3"):
+        with retape.recompute(retape.Policy.selective(lambda *_: 3)):
+            x.sin()
+    assert not retape.is_recording()
+
+
 def replayed_ops(policy: retape.Policy, x: torch.Tensor) -> int:
     with retape.recompute(policy) as rec:
         loss = x.mm(x).sin().add(1).mul(x).sum()
