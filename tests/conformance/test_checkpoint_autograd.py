@@ -4,6 +4,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -221,41 +222,107 @@ def test_checkpoint_sequential_warns_if_use_reentrant_not_passed_explicitly(meth
     assert_same(x.grad, y.grad, "x.grad")
 
 
+def _both(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return v.sin().exp(), v.cos().tanh()
+
+
 @with_a_graph
 def test_checkpoint_graph_execution_group(how: str) -> None:
-    """Two backwards through one checkpoint, disjoint in it: the gradients are right, in a
-    GraphExecGroup and without.
+    """Two backwards through one checkpoint, disjoint in it: in a GraphExecGroup the function runs
+    again once for both, without one once for each. The same group may be entered again.
 
-    Ours: each backward brings back what it needs; replay calls the function in neither. Backwards
-    that overlap are fine too, where torch's own raises.
+    Better: replay calls the function in neither.
     """
-
-    def both(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return v.sin().exp(), v.cos().tanh()
-
-    for group in (contextlib.nullcontext, torch_checkpoint.GraphExecGroup):
-        f = Counted(both)
-        x = leaf(8)
-        a, b = checkpoint(how, f, x)
-        with group():
-            a.sum().backward()
-            b.sum().backward()
-        assert f.calls == (1 if how == "replay" else 3)
-        y = same_leaf(x)
-        for value in both(y):
+    group = torch_checkpoint.GraphExecGroup()
+    for contexts, again in (
+        ((contextlib.nullcontext(), contextlib.nullcontext()), 2),
+        ((group, group), 1),
+        ((torch_checkpoint.GraphExecGroup(), torch_checkpoint.GraphExecGroup()), 2),
+    ):
+        f = Counted(_both)
+        x, y = leaf(8), leaf(8)
+        results = checkpoint(how, f, x)
+        for context, out in zip(contexts, results, strict=True):
+            with context:
+                out.sum().backward()
+        assert f.calls == (1 if how == "replay" else 1 + again)
+        for value in _both(y):
             value.sum().backward()
         assert_same(x.grad, y.grad, "x.grad")
 
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda v: _both(v.tanh()), lambda v: (v.sin(), v.cos())],
+    ids=["made inside", "given"],
+)
+def test_checkpoint_graph_execution_group_overlap_by_running_again(function: Any) -> None:
+    """Backwards of one group that need the same saved tensor are refused, as torch's are; outside a
+    group, and in another one, the second is right."""
+
+    def run(first: Any, second: Any, backward: Callable) -> torch.Tensor:
         x = leaf(8)
-        a, b = checkpoint(how, lambda v: both(v.tanh()), x)
-        with group():
+        a, b = backward(x)
+        with first:
+            a.sum().backward(retain_graph=True)
+        with second:
+            (a + b).sum().backward()
+        return x.grad
+
+    def ours(x: torch.Tensor) -> Any:
+        return checkpoint("rerun", function, x, name="two heads")
+
+    def torchs(x: torch.Tensor) -> Any:
+        return torch_checkpoint.checkpoint(function, x, use_reentrant=False)
+
+    group = torch_checkpoint.GraphExecGroup
+    with pytest.raises(RuntimeError, match="two backward calls that overlap"):
+        run(same := group(), same, torchs)
+    with pytest.raises(retape.UsageError, match="two backward calls that overlap") as caught:
+        run(same := group(), same, ours)
+    assert 'region "two heads"' in str(caught.value)
+    none = contextlib.nullcontext()
+    expected = run(none, none, function)
+    for first, second in ((none, none), (group(), none), (group(), group())):
+        assert_same(run(first, second, ours), expected)
+
+
+def test_checkpoint_graph_execution_group_overlap_by_replay() -> None:
+    """Better: replay brings back what each backward needs, in a group too."""
+
+    def run(call: Callable) -> torch.Tensor:
+        x = leaf(8)
+        a, b = call(x)
+        with torch_checkpoint.GraphExecGroup():
             a.sum().backward(retain_graph=True)
             (a + b).sum().backward()
-        y = same_leaf(x)
-        c, d = both(y.tanh())
-        c.sum().backward(retain_graph=True)
-        (c + d).sum().backward()
-        assert_same(x.grad, y.grad, "overlapping")
+        return x.grad
+
+    assert_same(run(lambda x: checkpoint("replay", _both, x)), run(_both))
+
+
+def test_checkpoint_graph_execution_group_frees_what_it_brought_back() -> None:
+    """What the second run made for backwards that have not come yet goes with the graph, and not
+    only with the group."""
+    x = leaf(1 << 14)
+    group = torch_checkpoint.GraphExecGroup()
+    with retape.memory.Meter() as meter:
+        a, b = checkpoint("rerun", lambda v: (v.sin().cos(), v.cos().sin()), x)
+        with group:
+            a.sum().backward()
+        x.grad = None
+        assert meter.current - a.nbytes - b.nbytes >= x.nbytes  # cos(v), for the backward of b
+        with group:
+            b.sum().backward()
+        x.grad = None
+        assert meter.current - a.nbytes - b.nbytes < x.nbytes
+
+        a, b = checkpoint("rerun", lambda v: (v.sin().cos(), v.cos().sin()), x)
+        with group:
+            a.sum().backward()
+        x.grad = None
+        del a, b
+        assert meter.current < x.nbytes
 
 
 class Changing:
