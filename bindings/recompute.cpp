@@ -1,9 +1,13 @@
 #include "bindings.h"
 
+#include <retape/binding.h>
 #include <retape/error.h>
 #include <retape/recompute.h>
+#include <retape/replayable.h>
 
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 namespace retape::python {
 
@@ -41,6 +45,37 @@ class Scope {
   bool timed_;
   std::unique_ptr<Recompute> scope_;
 };
+
+// Python sees more in it than its bytes. Ops of torch run without the GIL, and nobody reads attributes of
+// what they save; what a custom Function saves comes back through ctx.saved_tensors.
+bool has_identity(const at::Tensor& tensor) {
+  PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  if (object == nullptr) {
+    return false;
+  }
+  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (type != THPVariableClass && type != ParameterClass) {
+    return true;
+  }
+  if (PyGILState_Check() == 0) {
+    return false;
+  }
+  PyObject** attributes = _PyObject_GetDictPtr(object);
+  return attributes != nullptr && *attributes != nullptr && PyDict_GET_SIZE(*attributes) > 0;
+}
+
+// What torch does past the dispatcher is shown to the tape from Python.
+void patch_torch() {
+  py::gil_scoped_acquire gil;
+  py::module_::import("retape._torch_patches").attr("install")();
+}
+
+CallEffects op_effects(
+    const std::string& op, const std::string& overload, const py::args& args, const py::kwargs& kwargs) {
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), overload.c_str());
+  return effects_of_call(
+      handle, torch::jit::createStackForSchema(handle.schema(), args, kwargs, std::nullopt));
+}
 
 }  // namespace
 
@@ -95,6 +130,34 @@ void bind_recompute(py::module_& module) {
       .def_property_readonly("policy", &Scope::policy);
 
   module.def("is_recording", &is_recording);
+  module.def("will_write", [](const py::args& tensors) {
+    for (const auto& tensor : tensors) {
+      will_write(tensor.cast<at::Tensor>());
+    }
+  });
+  module.def("replayable", &replayable, py::arg("op"));
+  module.def("replayable_ops", &replayable_ops);
+  module.def("intercepted_keys", [] {
+    std::vector<int> keys;
+    for (const auto key : intercepted_keys()) {
+      keys.push_back(static_cast<int>(key));
+    }
+    return keys;
+  });
+  module.def("op_effects", [](const std::string& op, const std::string& overload, const py::tuple& args,
+                              const py::dict& kwargs) {
+    const auto effects = op_effects(
+        op, overload, py::reinterpret_borrow<py::args>(args), py::reinterpret_borrow<py::kwargs>(kwargs));
+    py::dict result;
+    result["writes"] = effects.writes;
+    result["overwrites"] = effects.overwrites;
+    result["recipe"] = effects.recipe;
+    result["uninitialized"] = effects.uninitialized;
+    return result;
+  });
+
+  set_identity_check(&has_identity);
+  set_first_scope_hook(&patch_torch);
 }
 
 }  // namespace retape::python

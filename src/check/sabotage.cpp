@@ -3,6 +3,7 @@
 #ifdef RETAPE_FAULTS
 
 #include "check/unseen.h"
+#include "record/bytes.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>

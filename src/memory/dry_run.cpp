@@ -1,11 +1,11 @@
-// Ops come here below autograd, by a key that nobody in torch 2.13 has a kernel for. It does nothing
-// until a thread includes it.
+// Ops come here in place of their kernels, below autograd and Python's handlers (record/interceptor.h).
 #include <retape/dry_run.h>
 #include <retape/flops.h>
 
 #include "memory/counting_allocator.h"
 #include "memory/flops.h"
 #include "record/each_tensor.h"
+#include "record/interceptor.h"
 #include "record/op_info.h"
 
 #include <ATen/EmptyTensor.h>
@@ -15,16 +15,12 @@
 #include <ATen/ops/zero.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
 namespace retape {
 
 namespace {
 
 using detail::OpInfo;
-
-constexpr c10::DispatchKey kDryKey = c10::DispatchKey::Fake;
-constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kDryKey);
 
 bool is_cpu_tensor(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided;
@@ -141,12 +137,12 @@ bool is_copy_of_floats(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       at::is_expandable_to(from.sizes(), to.sizes());
 }
 
-void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
   const OpInfo& info = detail::op_info(op);
   const auto args = torch::jit::last(*stack, info.arguments);
   const Counted counted(detail::flops_of(info.name.name, args));
   if (!is_dry) {
-    op.redispatchBoxed(keys & kBelow, stack);
+    op.redispatchBoxed(below, stack);
     return;
   }
   if (is_copy_of_floats(info, args)) {
@@ -154,7 +150,7 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     return;
   }
   if (!can_be_dry(op, info) || !reads_floats(args)) {
-    op.redispatchBoxed(keys & kBelow, stack);  // the key stays on: its parts may be dry
+    op.redispatchBoxed(below, stack);  // the key stays on: its parts may be dry
     return;
   }
   torch::jit::Stack shapes;
@@ -162,8 +158,8 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     shapes.push_back(shape_of(arg));
   }
   {
-    at::AutoDispatchBelowADInplaceOrView below;
-    c10::impl::ExcludeDispatchKeyGuard wet(kDryKey);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::impl::ExcludeDispatchKeyGuard wet(detail::kHandlerKey);
     at::DisableRecordFunctionGuard nameless;  // how its shape is found is no part of the step
     detail::Uncounted uncounted;
     op.callBoxed(&shapes);
@@ -183,26 +179,16 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   }
 }
 
-void install_once() {
-  static auto* library = [] {
-    auto* made = new torch::Library(torch::Library::IMPL, "_", kDryKey, __FILE__, __LINE__);
-    made->fallback(torch::CppFunction::makeFromBoxedFunction<&run_dry>());
-    return made;
-  }();
-  (void)library;
-}
-
 // How many on this thread want to see its ops.
 void look_on(int change) {
   thread_local int lookers = 0;
   lookers += change;
-  c10::impl::tls_set_dispatch_key_included(kDryKey, lookers > 0);
+  detail::set_kernel_runner(lookers > 0 ? &run_dry : nullptr);
 }
 
 }  // namespace
 
 DryRun::DryRun() : was_on_(is_on()), before_(flops_seen) {
-  install_once();
   is_dry = true;
   look_on(1);
 }
@@ -217,7 +203,6 @@ bool DryRun::is_on() {
 }
 
 FlopCounter::FlopCounter() : before_(flops_seen) {
-  install_once();
   look_on(1);
 }
 

@@ -1,5 +1,6 @@
 #include "output_discard/output.h"
 
+#include "record/bytes.h"
 #include "record/each_tensor.h"
 #include "record/interceptor.h"
 #include "recompute/errors.h"

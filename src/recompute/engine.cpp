@@ -1,4 +1,4 @@
-// One of the two places that change global state of libtorch (the other: record/interceptor.cpp).
+// One of the places that change global state of libtorch (record/interceptor.cpp lists them).
 //
 // C++ has no default saved-tensor hooks, but autograd asks its engine for them. So an engine is
 // put in front of the one that is there (Python's, in a Python process) and passes everything on
@@ -7,13 +7,17 @@
 
 #include "record/recorder.h"
 #include "recompute/token.h"
+#include "recompute/variable_front.h"
 #include "rerun/watch.h"
+
+#include <retape/binding.h>
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/input_buffer.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace retape::detail {
@@ -68,7 +72,10 @@ class Front final : public Engine {
       }
     }
     if (auto* recorder = Recorder::current(); recorder != nullptr && ours(*recorder)) {
-      return std::make_unique<Token>(*recorder);
+      const auto* tensor = take_tensor_being_saved();
+      if (tensor == nullptr || recorder->may_drop(*tensor)) {
+        return std::make_unique<Token>(*recorder);
+      }
     }
     return behind_.get_default_saved_variable_hooks();
   }
@@ -89,6 +96,7 @@ class Front final : public Engine {
 };
 
 Engine* front = nullptr;
+std::atomic<FirstScopeHook> first_scope_hook{nullptr};
 
 Engine& front_engine() {
   return *front;
@@ -99,9 +107,17 @@ Engine& front_engine() {
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
+    install_variable_front();
+    if (const auto hook = first_scope_hook.load()) {
+      hook();
+    }
     front = new Front(Engine::get_default_engine());  // lives as long as autograd's threads
     torch::autograd::set_default_engine_stub(&front_engine);
   });
 }
 
 }  // namespace retape::detail
+
+void retape::set_first_scope_hook(FirstScopeHook hook) {
+  detail::first_scope_hook.store(hook);
+}

@@ -68,8 +68,10 @@ void throw_root_changed(const Value& root) {
   if (root.hold == Hold::Kept && root.data.nbytes() != root.nbytes) {
     text << "was resized: expected " << root.nbytes << " bytes, got " << root.data.nbytes();
   } else {
-    text << "has been modified by an inplace operation: expected version " << root.version
-         << ", got " << (root.counter.enabled() ? root.counter.current_version() : root.version);
+    text << "has been modified by an inplace operation";
+    if (const auto& seen = root.versions.first(); seen.moved()) {
+      text << ": expected version " << seen.version << ", got " << seen.counter.current_version();
+    }
   }
   text << ". Fix: run backward before changing it, or change it inside the scope, where the tape "
        << "sees it and keeps a copy.";
@@ -93,6 +95,15 @@ void throw_overlap_in_group(const std::string& region, const OpInfo* op) {
       "two backward calls that overlap in one GraphExecGroup: expected each to need other saved tensors, "
       "got a second one that needs what " + (op == nullptr ? "a custom function" : op->name.name) +
       " saved. Fix: leave the group between them, or use method=\"replay\", where they may overlap."));
+}
+
+void throw_op_gone(const Op& op) {
+  const auto& name = op.info->name.name;
+  raise(ReplayMismatch(
+      "[recompute] " + where(op.region) + name +
+      " was recorded in forward and cannot be replayed: its library has been unloaded or reloaded since. "
+      "Fix: keep the torch.library.Library alive until backward is over, or keep the op's results: "
+      "Policy.full().keep_ops([\"" + name + "\"])."));
 }
 
 void throw_other_size(const Op& op, size_t expected, size_t got) {

@@ -28,6 +28,9 @@ struct RerunOptions;
 // An op gave a storage of another size than in forward.
 [[noreturn]] void throw_other_size(const Op& op, size_t expected, size_t got);
 
+// An op of a library that has been unloaded: raised.
+[[noreturn]] void throw_op_gone(const Op& op);
+
 // A function that ran again did not do what it did in forward: raised. `details` come after the fix.
 [[noreturn]] void throw_rerun_differs(
     const RerunOptions& options, const std::string& what, const std::string& details = "");

@@ -72,15 +72,23 @@ void Recompute::close() {
   if (std::exchange(region_->inert, false)) {
     return;
   }
-  if (&detail::Recorder::current()->region() != region_.get()) {
-    throw UsageError(
-        who + "a scope that was opened inside it is still open. Fix: close inner scopes first.");
-  }
+  const bool innermost = &detail::Recorder::current()->region() == region_.get();
   detail::Recorder::unwind(*region_);
+  if (!innermost) {
+    throw UsageError(
+        who + "a scope that was opened inside it was still open, and is closed now. Fix: close inner "
+              "scopes first.");
+  }
 }
 
 Stats Recompute::stats() const {
   return region_->stats();
+}
+
+void will_write(const at::Tensor& tensor) {
+  if (auto* recorder = detail::Recorder::current(); recorder != nullptr && !recorder->off()) {
+    recorder->about_to_write(tensor);
+  }
 }
 
 bool is_recording() {

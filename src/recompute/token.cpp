@@ -9,7 +9,6 @@
 
 #include <retape/error.h>
 
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 namespace retape::detail {
@@ -61,12 +60,11 @@ void Token::check_version() const {
   }
 }
 
-at::Tensor Token::tensor_on(c10::Storage storage, bool shared) const {
+// As autograd does, with the counter of the tensor that was saved: a write to what was handed out is a
+// write to it, and what is saved from it again (double backward) notices a later change too.
+at::Tensor Token::tensor_on(c10::Storage storage) const {
   auto tensor = view_.on(std::move(storage));
-  if (shared) {
-    // What is saved from it again (double backward) must notice a later change too.
-    tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
-  }
+  tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
   return tensor;
 }
 
@@ -80,24 +78,22 @@ at::Tensor Token::call_unpack_hook() {
   }
   if (!value_) {
     fill(storage_);
-    return tensor_on(storage_, c10::GradMode::is_enabled());
+    return tensor_on(storage_);
   }
   const int pass = torch::autograd::get_current_graph_task_id();
   {
     TapeLock lock(*tape_);
     if (value_->written_in_backward()) {
-      throw_changed_in_place(view_.dtype(), view_.sizes(), value_->given.current_version(), 0);
+      throw_changed_in_place(
+          view_.dtype(), view_.sizes(), value_->given.counter.current_version(), value_->given.version);
     }
   }
   const auto brought = bring_back(*tape_, *value_, pass);
-  auto tensor = tensor_on(brought.storage, brought.shared);
+  auto tensor = tensor_on(brought.storage);
   if (!brought.shared) {
     TapeLock lock(*tape_);
-    auto* impl = tensor.unsafeGetTensorImpl();
-    if (value_->given.enabled()) {
-      impl->set_version_counter(value_->given);
-    } else if (value_->hold == Hold::Replayed) {
-      value_->given = impl->version_counter();
+    if (value_->hold == Hold::Replayed && !value_->given.counter.enabled()) {
+      value_->given = {counter_, version_};
     }
   }
   if (pass >= 0 && torch::autograd::get_current_graph_task_keep_graph()) {

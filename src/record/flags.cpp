@@ -22,6 +22,43 @@ bool flushes_denormals() {
 #endif
 }
 
+// Settings as they are, "inherit" among them. at::Context's own getter resolves those, so that what it
+// returns cannot be put back; and its getter of the older setting raises where both were used.
+template <auto Member>
+struct Settings {
+  friend auto& settings_of(at::Context& context) { return context.*Member; }
+};
+auto& settings_of(at::Context& context);
+template struct Settings<&at::Context::fp32_precision>;
+
+constexpr std::pair<at::Float32Backend, at::Float32Op> kSettings[kPrecisions] = {
+    {at::Float32Backend::GENERIC, at::Float32Op::ALL},
+    {at::Float32Backend::MKLDNN, at::Float32Op::ALL},
+    {at::Float32Backend::MKLDNN, at::Float32Op::CONV},
+    {at::Float32Backend::MKLDNN, at::Float32Op::RNN},
+    {at::Float32Backend::MKLDNN, at::Float32Op::MATMUL},
+    {at::Float32Backend::CUDA, at::Float32Op::ALL},
+    {at::Float32Backend::CUDA, at::Float32Op::CONV},
+    {at::Float32Backend::CUDA, at::Float32Op::RNN},
+    {at::Float32Backend::CUDA, at::Float32Op::MATMUL},
+};
+
+std::array<at::Float32Precision, kPrecisions> precisions() {
+  std::array<at::Float32Precision, kPrecisions> all{};
+  const auto& settings = settings_of(at::globalContext());
+  for (size_t i = 0; i < kPrecisions; ++i) {
+    all[i] = settings.at(kSettings[i]);
+  }
+  return all;
+}
+
+void set_precisions(const std::array<at::Float32Precision, kPrecisions>& all) {
+  auto& settings = settings_of(at::globalContext());
+  for (size_t i = 0; i < kPrecisions; ++i) {
+    settings.at(kSettings[i]) = all[i];
+  }
+}
+
 void apply(const Flags& from, const Flags& to) {
   auto& context = at::globalContext();
   c10::GradMode::set_enabled(to.grad_mode);
@@ -53,9 +90,8 @@ void apply(const Flags& from, const Flags& to) {
   if (from.flush_denormal != to.flush_denormal) {
     at::Context::setFlushDenormal(to.flush_denormal);
   }
-  if (from.matmul_precision != to.matmul_precision) {
-    static constexpr const char* kNames[] = {"highest", "high", "medium"};
-    context.setFloat32MatmulPrecision(kNames[to.matmul_precision]);
+  if (from.precision != to.precision) {
+    set_precisions(to.precision);
   }
   if (from.default_dtype != to.default_dtype) {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype));
@@ -81,9 +117,7 @@ Flags Flags::now(const Flags* known) {
   flags.benchmark_cudnn = context.benchmarkCuDNN();
   flags.deterministic_cudnn = context.deterministicCuDNN();
   flags.flush_denormal = flushes_denormals();
-  flags.matmul_precision = known != nullptr
-      ? known->matmul_precision
-      : static_cast<uint8_t>(context.float32MatmulPrecision());
+  flags.precision = known != nullptr ? known->precision : precisions();
   flags.default_dtype = c10::get_default_dtype_as_scalartype();
   flags.threads = at::get_num_threads();
   return flags;

@@ -2,11 +2,15 @@
 // the settings it ran under in forward, whatever they are by then.
 #pragma once
 
+#include <ATen/Context.h>
 #include <c10/core/ScalarType.h>
 
+#include <array>
 #include <cstdint>
 
 namespace retape::detail {
+
+constexpr size_t kPrecisions = 9;
 
 struct Flags {
   bool grad_mode = false;
@@ -20,14 +24,14 @@ struct Flags {
   bool benchmark_cudnn = false;
   bool deterministic_cudnn = false;
   bool flush_denormal = false;
-  uint8_t matmul_precision = 0;
+  std::array<at::Float32Precision, kPrecisions> precision{};  // of float32 products, by backend and op
   c10::ScalarType default_dtype = c10::kFloat;  // of factories and of promoted Python numbers
   int threads = 0;
 
   bool operator==(const Flags&) const = default;
 
   // `known`: settings of an op shortly before, for one that multiplies no matrices. The precision
-  // of matrix products is slow to ask for, and is then taken from there.
+  // of products is slow to ask for, and is then taken from there.
   static Flags now(const Flags* known = nullptr);
 };
 

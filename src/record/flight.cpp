@@ -4,9 +4,9 @@
 #include "check/examiner.h"
 #include "check/fault.h"
 #include "policy/op_question.h"
+#include "record/bytes.h"
 #include "record/each_tensor.h"
 #include "recompute/token.h"
-
 
 #include <algorithm>
 #include <deque>
@@ -29,8 +29,16 @@ const Flags* interned(const Flags& flags) {
   return &all->emplace_back(flags);
 }
 
-bool contains(c10::ArrayRef<uint16_t> list, size_t item) {
-  return std::find(list.begin(), list.end(), item) != list.end();
+std::vector<at::Tensor> tensors_of(const OpInfo& info, const torch::jit::Stack& stack) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& arg : torch::jit::last(stack, info.arguments)) {
+    each_tensor(arg, [&](const at::Tensor& tensor, int) {
+      if (tensor.defined() && is_plain(tensor)) {
+        tensors.push_back(tensor);
+      }
+    });
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -73,8 +81,7 @@ void Recorder::run(
   const auto birth = region().policy.impl().birth(info);
   const OpQuestion question(region().policy.impl(), info, *stack);
   const bool recorded = info.has_recipe && birth != Birth::Keep;
-  if (!recorded && !info.uninitialized && info.writes.empty() && info.scratch.empty() &&
-      !region().decider) {
+  if (!recorded && !info.uninitialized && !info.changes_arguments() && !region().decider) {
     handle.redispatchBoxed(below, stack);  // its results are roots, found when somebody reads them
     if (question) {
       question.ask(region().name, *stack);
@@ -96,7 +103,11 @@ void Recorder::run(
       flight.unwritten = left_unwritten(info, torch::jit::last(*stack, info.arguments));
       flight.op->witness = tape_->examiner->witness(info, *stack);
     }
+    const auto rebound = info.rebinds ? tensors_of(info, *stack) : std::vector<at::Tensor>();
     handle.redispatchBoxed(below, stack);
+    for (const auto& tensor : rebound) {
+      note_rebound(rebound.front(), tensor);
+    }
     made = made_by(flight, *stack);
     if (tape_->examiner && flight.op) {
       show(flight, made);
@@ -132,8 +143,6 @@ void Recorder::pass(
 void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
   const OpInfo& info = *flight.info;
   const auto args = torch::jit::last(stack, info.arguments);
-  const bool training = info.training_arg >= 0 && args[info.training_arg].isBool() &&
-      args[info.training_arg].toBool();
   if (flight.op) {
     const auto flags = Flags::now(info.cheap ? flags_ : nullptr);
     if (flags_ == nullptr || !(*flags_ == flags)) {
@@ -150,14 +159,12 @@ void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
     region().decider->before_op();
   }
   for (size_t i = 0; i < args.size(); ++i) {
-    const auto role = contains(info.writes, i)            ? Role::Write
-        : training && contains(info.scratch, i) ? Role::Scratch
-                                                : Role::Read;
+    const auto effect = info.changes_arguments() ? effect_on(info, args, i) : Effect::Reads;
     bool taken = false;
     each_tensor(args[i], [&](const at::Tensor& tensor, int element) {
       if (tensor.defined()) {
         taken = true;
-        take(flight, tensor, i, element, role);
+        take(flight, tensor, i, element, effect);
       }
     });
     if (!flight.op) {
@@ -178,7 +185,8 @@ void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
   save_what_is_overwritten(flight);
 }
 
-void Recorder::take(Flight& flight, const at::Tensor& tensor, size_t arg, int element, Role role) {
+void Recorder::take(
+    Flight& flight, const at::Tensor& tensor, size_t arg, int element, Effect effect) {
   if (!is_plain(tensor)) {
     flight.op.reset();
     return;
@@ -189,9 +197,7 @@ void Recorder::take(Flight& flight, const at::Tensor& tensor, size_t arg, int el
   if ((flight.info->on_cpu_only && !tensor.is_cpu()) || (flight.info->picks && is_mask)) {
     flight.op.reset();
   }
-  if (role == Role::Write || role == Role::Scratch) {
-    take_written(flight, tensor, role);
-  }
+  const Role role = effect == Effect::Reads ? Role::Read : take_written(flight, tensor, effect);
   if (!flight.op) {
     return;
   }
@@ -204,23 +210,22 @@ void Recorder::take(Flight& flight, const at::Tensor& tensor, size_t arg, int el
   }
   Input& input = flight.op->add_input(std::move(value), tensor);
   input.nbytes = storage.nbytes();
+  input.misalignment = misalignment_of(*storage.unsafeGetStorageImpl());
   input.device = storage.device_type();
   input.arg = static_cast<uint16_t>(arg);
   input.element = element;
   input.role = role;
 }
 
-void Recorder::take_written(Flight& flight, const at::Tensor& tensor, Role& role) {
+Role Recorder::take_written(Flight& flight, const at::Tensor& tensor, Effect effect) {
   const auto& storage = tensor.storage();
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   Written written{storage, counter, find(storage, counter)};
   const auto& before = written.before;
-  if (before) {
-    written.version_before = before->counter.current_version();
-  }
+  auto role = effect == Effect::UpdatesInForward ? Role::Scratch : Role::Write;
   if (flight.op && role == Role::Write) {
     const bool known = before && (before->recipe || before->uninitialized);
-    if (known && flight.info->overwrites && View(tensor).covers(storage.nbytes())) {
+    if (known && effect == Effect::Overwrites && View(tensor).covers(storage.nbytes())) {
       role = Role::Fresh;
     } else if (!known || before->uninitialized) {
       // What was given stays where it is: its next version is a root, and costs nothing more.
@@ -231,6 +236,13 @@ void Recorder::take_written(Flight& flight, const at::Tensor& tensor, Role& role
     }
   }
   flight.writes.push_back(std::move(written));
+  for (const auto& other : on_the_same_memory(storage)) {
+    if (const auto it = table_.find(other.unsafeGetStorageImpl()); it != table_.end()) {
+      flight.writes.push_back({other, c10::VariableVersion(), it->second.get()});
+      flight.op.reset();  // what it reads and what it writes may be the same bytes
+    }
+  }
+  return role;
 }
 
 // An op that overwrites a storage it also reads does read it.
@@ -397,12 +409,47 @@ void Recorder::supersede(const Written& written) {
   if (written.before) {
     Value& before = *written.before;
     before.superseded = true;
-    const bool unseen = before.counter.current_version() == written.version_before;
-    if (unseen && before.tokens > 0) {
-      before.alias = written.storage;
+    if (before.tokens > 0) {
+      before.alias = written.storage;  // autograd would hold it too
     }
   }
   table_.erase(written.storage.unsafeGetStorageImpl());
+}
+
+// `tensor` looks at the storage of `other` since set_, with a counter of its own.
+void Recorder::note_rebound(const at::Tensor& tensor, const at::Tensor& other) {
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const auto& others = other.unsafeGetTensorImpl()->version_counter();
+  if (!tensor.is_same(other) && tensor.is_alias_of(other) && !same_counter(counter, others)) {
+    TapeLock lock(*tape_);
+    remember_aliases(tensor.storage(), {counter, others});
+    find(tensor.storage(), counter);  // what is known of it watches both
+  }
+}
+
+// Something that the tape does not see is about to write to it. Recipes read the version before.
+void Recorder::about_to_write(const at::Tensor& tensor) {
+  if (!is_plain(tensor)) {
+    return;
+  }
+  TapeLock lock(*tape_);
+  Flight flight;
+  take_written(flight, tensor, Effect::Updates);
+  save_what_is_overwritten(flight);
+  for (const auto& written : flight.writes) {
+    supersede(written);
+  }
+}
+
+void Recorder::about_to_write(const OpInfo& info, const torch::jit::Stack& stack) {
+  const auto args = torch::jit::last(stack, info.arguments);
+  for (const auto index : info.writes) {
+    each_tensor(args[index], [&](const at::Tensor& tensor, int) {
+      if (tensor.defined()) {
+        about_to_write(tensor);
+      }
+    });
+  }
 }
 
 // The op failed, or what it made is not to be had: no recipe comes of it.

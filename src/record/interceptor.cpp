@@ -1,12 +1,15 @@
-// One of the two places that change global state of libtorch (the other: recompute/engine.cpp):
-// a boxed fallback for kKey, which does nothing until a thread includes the key.
+// One of the places that change global state of libtorch (the others: recompute/engine.cpp and
+// recompute/variable_front.cpp): boxed fallbacks for kKey and kHandlerKey, which do nothing until a
+// thread includes the keys.
 #include "record/interceptor.h"
 
 #include "output_discard/output.h"
+#include "record/each_tensor.h"
 #include "record/recorder.h"
 #include "rerun/watch.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <retape/binding.h>
+
 #include <torch/library.h>
 
 namespace retape::detail {
@@ -14,18 +17,30 @@ namespace retape::detail {
 namespace {
 
 constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+constexpr c10::DispatchKeySet kBelowHandlers(c10::DispatchKeySet::FULL_AFTER, kHandlerKey);
+
+thread_local int users = 0;                   // scopes and watches
+thread_local KernelRunner runner = nullptr;
+thread_local bool passing = false;            // a NotIntercepted is alive
+
+void include_keys() {
+  const bool on = users > 0 || any_output();
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  c10::impl::tls_set_dispatch_key_included(kHandlerKey, on || runner != nullptr);
+}
 
 // A wrapper's handler, or a mode's, calls ops on plain tensors: those are recorded, not the call.
 bool is_wrapped_call(const torch::jit::Stack& stack, size_t arguments) {
   if (c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Python)) {
     return true;
   }
+  bool wrapped = false;
   for (const auto& arg : torch::jit::last(stack, arguments)) {
-    if (arg.isTensor() && arg.toTensor().defined() && is_wrapper(arg.toTensor())) {
-      return true;
-    }
+    each_tensor(arg, [&](const at::Tensor& tensor, int) {
+      wrapped |= tensor.defined() && is_wrapper(tensor);
+    });
   }
-  return false;
+  return wrapped;
 }
 
 Recorder* recorder_that_is_on() {
@@ -38,12 +53,17 @@ Watch* watch_that_is_on() {
   return watch == nullptr || watch->off() ? nullptr : watch;
 }
 
-thread_local int users = 0;  // scopes and watches
+// Keys that are left for an op that is looked at here and nowhere below.
+c10::DispatchKeySet to_kernel(c10::DispatchKeySet below) {
+  return runner == nullptr ? below.remove(kHandlerKey) : below;
+}
 
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+// `below`: the keys that are still to come. A composite op goes on with both keys on, so that its parts
+// are seen.
+void look_at(
+    const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack, bool in_handler) {
   auto* recorder = recorder_that_is_on();
   auto* watch = watch_that_is_on();
-  const auto below = keys & kBelow;
   if (any_output()) {
     before_op(op_info(op), *stack);
   } else {
@@ -54,29 +74,33 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
       op.redispatchBoxed(below, stack);  // its parts are looked at
       return;
     }
-    c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-    op.redispatchBoxed(below, stack);
+    NotIntercepted passing_by;
+    op.redispatchBoxed(to_kernel(below), stack);
     return;
   }
   const OpInfo& info = op_info(op);
-  if (info.passes(below) || is_wrapped_call(*stack, info.arguments)) {
-    op.redispatchBoxed(below, stack);  // the key stays on: what it calls is seen
+  const bool in_parts = in_handler ? info.is_composite : info.passes(below) || is_wrapped_call(*stack, info.arguments);
+  if (in_parts) {
+    if (recorder != nullptr && info.has_own_autograd && !info.writes.empty()) {
+      recorder->about_to_write(info, *stack);  // before kernels above the backend's move its version
+    }
+    op.redispatchBoxed(below, stack);
     if (watch != nullptr) {
       watch->between();
     }
     return;
   }
-  c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+  NotIntercepted passing_by;
   if (watch != nullptr) {
     watch->before(info, *stack);
   }
   if (recorder == nullptr) {
-    op.redispatchBoxed(below, stack);
+    op.redispatchBoxed(to_kernel(below), stack);
   } else if (info.makes_nothing()) {
-    recorder->pass(op, info, below, stack);
+    recorder->pass(op, info, to_kernel(below), stack);
   } else {
-    recorder->run(op, info, below, stack);
-    if (info.make_lean != nullptr && recorder->region().policy.impl().lean) {
+    recorder->run(op, info, to_kernel(below), stack);
+    if (info.make_lean != nullptr && !in_handler && recorder->region().policy.impl().lean) {
       info.make_lean(torch::jit::peek(*stack, 0, info.returns).toTensor());
     }
   }
@@ -85,21 +109,62 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   }
 }
 
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  look_at(op, keys & kBelow, stack, /*in_handler=*/false);
+}
+
+void intercept_below_handlers(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto below = keys & kBelowHandlers;
+  if (!passing && (users > 0 || any_output())) {
+    // A runner sees the op next, at this same key.
+    look_at(op, runner == nullptr ? below : below.add(kHandlerKey), stack, /*in_handler=*/true);
+  } else if (runner != nullptr) {
+    runner(op, below, stack);
+  } else {
+    op.redispatchBoxed(below, stack);
+  }
+}
+
 }  // namespace
 
 void set_intercepting(bool on) {
   users += on ? 1 : -1;
-  c10::impl::tls_set_dispatch_key_included(kKey, users > 0 || any_output());
+  include_keys();
 }
 
 void intercept_for_outputs(bool on) {
   if (users == 0) {
     c10::impl::tls_set_dispatch_key_included(kKey, on);
+    c10::impl::tls_set_dispatch_key_included(kHandlerKey, on || runner != nullptr);
   }
+}
+
+void set_kernel_runner(KernelRunner to) {
+  runner = to;
+  include_keys();
+}
+
+NotIntercepted::NotIntercepted()
+    : guard_(runner == nullptr ? c10::DispatchKeySet({kKey, kHandlerKey}) : c10::DispatchKeySet(kKey)),
+      before_(passing) {
+  passing = true;
+}
+
+NotIntercepted::~NotIntercepted() {
+  passing = before_;
 }
 
 }  // namespace retape::detail
 
+std::vector<c10::DispatchKey> retape::intercepted_keys() {
+  return {detail::kKey, detail::kHandlerKey};
+}
+
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&retape::detail::intercept>());
+}
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&retape::detail::intercept_below_handlers>());
 }

@@ -1,7 +1,15 @@
-// The dispatch key that shows Retape every op, and its switch.
+// The two dispatch keys that show Retape every op, and their switch.
+//
+//   op ──▶ kKey ──▶ autocast, autograd ──▶ kernel
+//                                      └─▶ Python ──▶ __torch_dispatch__ ──▶ op ──▶ kHandlerKey ──▶ kernel
+//
+// While a handler of a subclass or a mode runs, torch excludes every key above Python, kKey among
+// them. What the handler calls, and backend kernels of custom ops, come by way of kHandlerKey.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace retape::detail {
 
@@ -9,10 +17,31 @@ namespace retape::detail {
 // nobody in torch 2.13 (the one library that used it, torchdistx, is archived).
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
+// Of the same library, free too: the highest key below Python.
+constexpr c10::DispatchKey kHandlerKey = c10::DispatchKey::Fake;
+
 // Per thread, counted. While on, every op of the thread comes to the interceptor first.
 void set_intercepting(bool on);
 
 // Per thread, not counted: on besides, while there are outputs to look after (output_discard/).
 void intercept_for_outputs(bool on);
+
+// Runs ops of this thread in place of their kernels (dry runs, FLOP counts); null: nothing does.
+using KernelRunner = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
+void set_kernel_runner(KernelRunner runner);
+
+// While it lives, ops of this thread go past the interceptor: they are part of an op that it has seen,
+// or Retape's own.
+class NotIntercepted {
+ public:
+  NotIntercepted();
+  ~NotIntercepted();
+  NotIntercepted(const NotIntercepted&) = delete;
+  NotIntercepted& operator=(const NotIntercepted&) = delete;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+  const bool before_;
+};
 
 }  // namespace retape::detail

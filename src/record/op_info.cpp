@@ -1,6 +1,9 @@
 #include "record/op_info.h"
 
 #include "record/op_lists.h"
+#include "record/replayable.h"
+
+#include <retape/binding.h>
 
 #include <c10/util/flat_hash_map.h>
 #include <torch/library.h>
@@ -18,9 +21,9 @@ using c10::DispatchKey;
 
 namespace {
 
-template <typename List>
-bool listed(const List& list, const std::string& name) {
-  return std::find(list.begin(), list.end(), name) != list.end();
+template <typename List, typename Item>
+bool listed(const List& list, const Item& item) {
+  return std::find(list.begin(), list.end(), item) != list.end();
 }
 
 bool has_tensor(const c10::TypePtr& type) {
@@ -109,11 +112,11 @@ OpInfo describe(const c10::OperatorHandle& op) {
   }
   read_schema(info, op.schema());
 
-  // A custom op with an autograd kernel of its own is that kernel; what it calls is recorded.
-  const bool custom_autograd = !trusted && has_kernel(op, kAutogradKeys);
-  info.passes_through = custom_autograd ||
-      (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-       !has_kernel(op, kBackends));
+  info.is_custom = !trusted;
+  info.has_own_autograd = !trusted && has_kernel(op, kAutogradKeys);
+  info.is_composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+      !has_kernel(op, kBackends);
+  info.passes_through = info.has_own_autograd || info.is_composite;
   for (auto key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA, DispatchKey::AutocastXPU,
                    DispatchKey::AutocastMPS, DispatchKey::AutocastHPU,
                    DispatchKey::AutocastPrivateUse1}) {
@@ -127,23 +130,40 @@ OpInfo describe(const c10::OperatorHandle& op) {
   info.pointwise = op.hasTag(at::Tag::pointwise);
   info.cheap = info.pointwise || op.hasTag(at::Tag::reduction) || listed(lists::kCheap, name);
   info.uninitialized = listed(lists::kUninitialized, name);
-  info.overwrites = op.hasTag(at::Tag::out) || listed(lists::kOverwrite, name);
+  const bool overwrites = listed(lists::kOverwrite, name);
+  for (const auto i : info.writes) {
+    // An op with out= arguments may write others too, and those it updates.
+    if (overwrites || (op.hasTag(at::Tag::out) && op.schema().arguments()[i].is_out())) {
+      info.overwrites.push_back(i);
+    }
+  }
   info.routes = listed(lists::kRouting, name);
   info.on_cpu_only = listed(lists::kUnorderedOffCpu, name);
   info.picks = listed(lists::kPicks, name);
-  if (listed(lists::kUpdateStatistics, name)) {
-    info.scratch = {3, 4};
-    info.writes.clear();
+  for (const auto& hidden : lists::kHiddenWrites) {
+    if (hidden.op == name) {
+      info.scratch.assign(hidden.arguments.begin(), hidden.arguments.end());
+      info.writes.erase(
+          std::remove_if(
+              info.writes.begin(), info.writes.end(),
+              [&](uint16_t i) { return listed(hidden.arguments, i); }),
+          info.writes.end());
+    }
   }
   if (op.hasTag(at::Tag::inplace_view) && listed(lists::kMetadataOnly, name)) {
     info.writes.clear();
     info.is_view = true;
   }
+  info.rebinds = op.hasTag(at::Tag::inplace_view) && !info.is_view;
 
   const bool effectful = (op.hasTag(at::Tag::dynamic_output_shape) && !info.picks) ||
       op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::inplace_view) ||
-      op.hasTag(at::Tag::maybe_aliasing_or_mutating) || listed(lists::kHiddenState, name);
-  const bool known = trusted || (op.hasTag(at::Tag::pt2_compliant_tag) && !info.random);
+      op.hasTag(at::Tag::maybe_aliasing_or_mutating) || listed(lists::kHiddenState, name) ||
+      (op.hasTag(at::Tag::out) && listed(lists::kOutPartlyUnwritten, name));
+  // No tag says that an op is pure. One that its user calls replayable may still draw random numbers.
+  const bool opted_in = !trusted && is_replayable(info.name);
+  const bool known = trusted || opted_in;
+  info.random |= opted_in;
   const auto& args = op.schema().arguments();
   const bool replaceable = std::all_of(
       args.begin(), args.end(), [](const c10::Argument& arg) { return storable(arg.type()); });
@@ -165,16 +185,29 @@ struct Registry {
   Registry()
       : listening(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this))) {}
 
-  void forget(const c10::OperatorHandle& op) {
+  void forget(const c10::OperatorName& op, bool gone) {
     std::lock_guard<std::mutex> lock(mutex);
-    current.erase(op.operator_name());
+    if (const auto it = current.find(op); it != current.end()) {
+      it->second->gone->store(gone);
+      current.erase(it);
+    }
+    changes.fetch_add(1, std::memory_order_release);
+  }
+
+  void forget_all() {
+    std::lock_guard<std::mutex> lock(mutex);
+    current.clear();
     changes.fetch_add(1, std::memory_order_release);
   }
 
   struct Listener final : c10::OpRegistrationListener {
     explicit Listener(Registry& registry) : registry(registry) {}
-    void onOperatorRegistered(const c10::OperatorHandle& op) override { registry.forget(op); }
-    void onOperatorDeregistered(const c10::OperatorHandle& op) override { registry.forget(op); }
+    void onOperatorRegistered(const c10::OperatorHandle& op) override {
+      registry.forget(op.operator_name(), /*gone=*/false);
+    }
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+      registry.forget(op.operator_name(), /*gone=*/true);
+    }
     Registry& registry;
   };
 };
@@ -207,6 +240,24 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   return *info;
 }
 
+void forget_op_infos() {
+  registry().forget_all();
+}
+
+Effect effect_on(const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t argument) {
+  if (listed(op.scratch, argument)) {
+    const bool evaluates = op.training_arg >= 0 && args[op.training_arg].isBool() &&
+        !args[op.training_arg].toBool();
+    return evaluates ? Effect::Reads : Effect::UpdatesInForward;
+  }
+  if (!listed(op.writes, argument)) {
+    return Effect::Reads;
+  }
+  const bool overwrites =
+      listed(op.overwrites, argument) && left_unwritten(op, args) != static_cast<int>(argument);
+  return overwrites ? Effect::Overwrites : Effect::Updates;
+}
+
 int left_unwritten(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   const bool evaluates = op.training_arg >= 0 && args[op.training_arg].isBool() &&
       !args[op.training_arg].toBool();
@@ -214,3 +265,21 @@ int left_unwritten(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
 }
 
 }  // namespace retape::detail
+
+retape::CallEffects retape::effects_of_call(
+    const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+  const auto& info = detail::op_info(op);
+  CallEffects effects;
+  effects.recipe = info.has_recipe;
+  effects.uninitialized = info.uninitialized;
+  for (size_t i = 0; i < info.arguments; ++i) {
+    const auto effect = detail::effect_on(info, arguments, i);
+    if (effect != detail::Effect::Reads) {
+      effects.writes.push_back(i);
+    }
+    if (effect == detail::Effect::Overwrites) {
+      effects.overwrites.push_back(i);
+    }
+  }
+  return effects;
+}

@@ -2,23 +2,33 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string_view>
 
 namespace retape::detail::lists {
 
 using Names = std::string_view;
 
-// Update running statistics that their schema calls read-only (or, the last two, calls written
-// although only `training` decides). Arguments 3 and 4; 5 says whether it is training.
-constexpr std::array kUpdateStatistics{
-    Names("aten::native_batch_norm"),
-    Names("aten::cudnn_batch_norm"),
-    Names("aten::miopen_batch_norm"),
-    Names("aten::_native_batch_norm_legit"),
+// Update statistics or a state that their schema calls read-only (or calls written, although only
+// `training` decides). tests/python/audit runs every op and compares all bytes with this list.
+struct HiddenWrites {
+  Names op;
+  std::array<uint16_t, 2> arguments;
+};
+constexpr std::array kHiddenWrites{
+    HiddenWrites{"aten::native_batch_norm", {3, 4}},
+    HiddenWrites{"aten::cudnn_batch_norm", {3, 4}},
+    HiddenWrites{"aten::miopen_batch_norm", {3, 4}},
+    HiddenWrites{"aten::_native_batch_norm_legit", {3, 4}},
+    HiddenWrites{"aten::batch_norm_update_stats", {1, 2}},
+    HiddenWrites{"aten::batch_norm_gather_stats", {3, 4}},
+    HiddenWrites{"aten::batch_norm_gather_stats_with_counts", {3, 4}},
+    HiddenWrites{"aten::_cudnn_rnn", {15, 15}},  // dropout_state
+    HiddenWrites{"aten::miopen_rnn", {13, 13}},
 };
 
-// The same with another signature, or with other hidden state, or (mkldnn_rnn_layer) a workspace of which
-// the kernel leaves bytes unwritten, so that nobody can tell whether it came back: never replayed.
+// Of these, those that are never replayed; with other hidden state; or (mkldnn_rnn_layer) with a
+// workspace of which the kernel leaves bytes unwritten, so that nobody can tell whether it came back.
 constexpr std::array kHiddenState{
     Names("aten::batch_norm_update_stats"),
     Names("aten::batch_norm_gather_stats"),
@@ -28,6 +38,15 @@ constexpr std::array kHiddenState{
     Names("aten::miopen_rnn"),
     Names("aten::mkldnn_rnn_layer"),
     Names("aten::_cudnn_init_dropout_state"),
+};
+
+// Their out= forms leave parts of the result unwritten, and no tag says so.
+constexpr std::array kOutPartlyUnwritten{
+    Names("aten::_ctc_loss"),
+    Names("aten::_embedding_bag"),
+    Names("aten::_embedding_bag_forward_only"),
+    Names("aten::resize_as"),
+    Names("aten::resize"),
 };
 
 // Memory made to be written, often by kernels that the dispatcher cannot see (Triton, numpy, C
@@ -166,7 +185,24 @@ constexpr std::array kCheap{
     Names("aten::linalg_vector_norm"),
 };
 
-// Namespaces whose schemas are trusted; another needs the pt2_compliant tag to be replayed.
+// Namespaces of torch itself. Ops of others are replayed if they are called replayable (replayable.h).
 constexpr std::array kTrustedNamespaces{Names("aten"), Names("prims")};
+
+// Ops of popular libraries that compute their results from their arguments and a torch generator, and
+// do nothing else. Others are replayed if their user says so (retape::replayable).
+constexpr std::array kKnownReplayable{
+    Names("flash_attn::_flash_attn_forward"),
+    Names("flash_attn::_flash_attn_varlen_forward"),
+    Names("flash_attn_3::fwd"),
+    Names("xformers::efficient_attention_forward_cutlass"),
+    Names("xformers_flash::flash_fwd"),
+    Names("torchvision::roi_align"),
+    Names("torchvision::roi_pool"),
+    Names("torchvision::ps_roi_align"),
+    Names("torchvision::ps_roi_pool"),
+    Names("torchvision::deform_conv2d"),
+    Names("fbgemm::dense_to_jagged_forward"),
+    Names("fbgemm::jagged_to_padded_dense_forward"),
+};
 
 }  // namespace retape::detail::lists

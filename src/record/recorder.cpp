@@ -1,13 +1,18 @@
 #include "record/recorder.h"
 
 #include "check/examiner.h"
+#include "record/bytes.h"
+#include "output_discard/output.h"
 #include "record/interceptor.h"
 #include "recompute/token.h"
+
+#include <retape/binding.h>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 
 namespace retape::detail {
@@ -23,6 +28,13 @@ bool may_be_a_statistic(const at::Tensor& tensor) {
   constexpr size_t kMostBytes = 1 << 18;
   return tensor.dim() == 1 && !tensor.requires_grad() && tensor.is_floating_point() &&
       tensor.is_leaf() && tensor.storage().nbytes() <= kMostBytes;
+}
+
+std::atomic<IdentityCheck> identity_check{nullptr};
+
+bool has_identity(const at::Tensor& tensor) {
+  const auto check = identity_check.load(std::memory_order_relaxed);
+  return check != nullptr && check(tensor);
 }
 
 }  // namespace
@@ -113,6 +125,8 @@ void Recorder::end() {
   TapeLock lock(*tape);
   table_.clear();
   given_.clear();
+  aliases_.clear();
+  foreign_.clear();
   sweep_at_ = kSweepAt;
   order_ = 0;
   if (std::max(table_.bucket_count(), given_.bucket_count()) > kMostBuckets) {
@@ -137,6 +151,10 @@ void Recorder::sweep() {
     const bool dead = entry.owned ? entry.owned->home.expired() : entry.known.expired();
     it = dead ? table_.erase(it) : std::next(it);
   }
+  foreign_.sweep();
+  for (auto it = aliases_.begin(); it != aliases_.end();) {
+    it = it->second.storage.expired() ? aliases_.erase(it) : std::next(it);
+  }
   sweep_at_ = std::max(kSweepAt, 2 * table_.size());
 }
 
@@ -153,11 +171,10 @@ c10::intrusive_ptr<Value> Recorder::find(
     table_.erase(it);
     return {};
   }
-  bool moved = value->home_moved();
-  if (!value->counter.enabled()) {  // seen for the first time, and it must not have been written
-    value->counter = counter;
-    value->version = counter.current_version();
-    moved = value->version != 0;
+  // Seen for the first time, it must not have been written.
+  const bool moved = value->versions.empty() ? counter.current_version() != 0 : value->home_moved();
+  if (value->versions.watch(counter)) {
+    remember_aliases(storage, {value->versions.first().counter, counter});
   }
   if (moved || value->nbytes != storage.nbytes()) {  // written where no scope was
     value->superseded = true;
@@ -165,6 +182,25 @@ c10::intrusive_ptr<Value> Recorder::find(
     return {};
   }
   return value;
+}
+
+// Tensors on the same storage whose writes move different counters: `.data`, set_. What comes to be
+// known of the storage later watches all of them.
+void Recorder::remember_aliases(
+    const c10::Storage& storage,
+    std::initializer_list<c10::VariableVersion> counters) {
+  auto& known = aliases_[storage.unsafeGetStorageImpl()];
+  if (known.storage._unsafe_get_target() != storage.unsafeGetStorageImpl()) {
+    known.storage = storage.getWeakStorageImpl();
+  }
+  for (const auto& counter : counters) {
+    const bool is_new = std::none_of(
+        known.counters.begin(), known.counters.end(),
+        [&](const auto& other) { return same_counter(other, counter); });
+    if (counter.enabled() && is_new) {
+      known.counters.push_back(counter);
+    }
+  }
 }
 
 c10::intrusive_ptr<Value> Recorder::describe(
@@ -177,11 +213,57 @@ c10::intrusive_ptr<Value> Recorder::describe(
   // only if nobody holds this one: then the counter is taken when the tensor is first seen.
   if (!c10::impl::tls_local_dispatch_key_set().excluded_.has(
           c10::DispatchKey::AutogradFunctionality)) {
-    value->counter = counter;
-    value->version = counter.current_version();
+    value->versions.watch(counter);
+  }
+  if (!aliases_.empty()) {
+    if (const auto it = aliases_.find(storage.unsafeGetStorageImpl()); it != aliases_.end()) {
+      for (const auto& other : it->second.counters) {
+        value->versions.watch(other);
+      }
+    }
   }
   value->nbytes = storage.nbytes();
+  value->misalignment = misalignment_of(*storage.unsafeGetStorageImpl());
   return value;
+}
+
+// Storages that the tape knows and that share bytes with this one, though torch does not know it.
+std::vector<c10::Storage> Recorder::on_the_same_memory(const c10::Storage& storage) const {
+  if (!ForeignMemory::holds(storage)) {
+    return foreign_.empty() ? std::vector<c10::Storage>()
+                            : foreign_.overlapping(*storage.unsafeGetStorageImpl());
+  }
+  std::vector<c10::Storage> found;
+  const auto range = AddressRange::of(*storage.unsafeGetStorageImpl());
+  for (const auto& [address, entry] : table_) {
+    const auto value = entry.get();
+    if (!value || address == storage.unsafeGetStorageImpl()) {
+      continue;
+    }
+    if (auto home = value->home.lock(); home && AddressRange::of(*home).overlaps(range)) {
+      found.emplace_back(std::move(home));
+    }
+  }
+  return found;
+}
+
+// A root on memory that another tensor writes to as well must notice that one's writes.
+void Recorder::watch_overlapping(const c10::Storage& storage, Value& value) {
+  for (const auto& other : on_the_same_memory(storage)) {
+    const auto it = table_.find(other.unsafeGetStorageImpl());
+    const auto known = it == table_.end() ? c10::intrusive_ptr<Value>() : it->second.get();
+    if (known && !known->versions.empty() && !value.versions.empty()) {
+      const auto& its = known->versions.first().counter;
+      const auto& own = value.versions.first().counter;
+      remember_aliases(storage, {own, its});
+      remember_aliases(other, {own, its});
+      value.versions.watch(its);
+      known->versions.watch(own);
+    }
+  }
+  if (ForeignMemory::holds(storage)) {
+    foreign_.add(storage);
+  }
 }
 
 c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
@@ -193,9 +275,9 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
   }
   if (!value) {
     value = describe(storage, counter);
-    value->counter = counter;
-    value->version = counter.current_version();
+    value->versions.watch(counter);
     value->leaf = tensor.is_leaf();
+    watch_overlapping(storage, *value);
   }
   value->uninitialized = false;  // read before it was written: what it holds is what counts
   if (may_be_a_statistic(tensor)) {
@@ -256,6 +338,34 @@ void Recorder::sever(Value& value) {
 }
 
 // ---- what autograd saves --------------------------------------------------------------------
+
+bool Recorder::may_drop(const at::Tensor& tensor) {
+  if (any_output()) {
+    return true;  // it may be discarded, and the token brings it back
+  }
+  if (!is_plain(tensor)) {
+    return false;
+  }
+  const auto& storage = tensor.storage();
+  const bool is_object = has_identity(tensor);  // may run foreign code: not under the lock
+  TapeLock lock(*tape_);
+  if (tensor.is_leaf() && tensor.requires_grad()) {
+    count_given(storage, /*leaf=*/true);
+    return false;
+  }
+  if (flight_ != nullptr && flight_->may_make(storage.unsafeGetStorageImpl())) {
+    return true;  // nobody knows before the op has ended
+  }
+  const auto value = find(storage, tensor.unsafeGetTensorImpl()->version_counter());
+  if (value && value->recipe && !is_object) {
+    return true;
+  }
+  if (value) {
+    value->saved = true;
+  }
+  count_given(storage, tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf()));
+  return false;
+}
 
 void Recorder::save(Token& token, const at::Tensor& tensor) {
   TapeLock lock(*tape_);
@@ -329,3 +439,7 @@ void Recorder::bind(Token& token) {
 }
 
 }  // namespace retape::detail
+
+void retape::set_identity_check(IdentityCheck check) {
+  detail::identity_check.store(check);
+}

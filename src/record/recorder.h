@@ -7,6 +7,7 @@
 
 #include "policy/decider.h"
 #include "policy/policy_impl.h"
+#include "record/foreign_memory.h"
 #include "record/tape.h"
 #include "recompute/region.h"
 
@@ -57,6 +58,14 @@ class Recorder final : private Shelf {
       c10::DispatchKeySet below,
       torch::jit::Stack* stack) const;
 
+  // A write that is not recorded: by a kernel of a custom op, or past the dispatcher.
+  void about_to_write(const at::Tensor& tensor);
+  void about_to_write(const OpInfo& info, const torch::jit::Stack& stack);  // of its written arguments
+
+  // Autograd is about to save `tensor`. False: it will be kept, so autograd does better without a token:
+  // it hands out the very tensor that it was given.
+  bool may_drop(const at::Tensor& tensor);
+
   // Autograd saves `tensor` (plain): binds the token now, or when the op that is running ends.
   void save(Token& token, const at::Tensor& tensor);
   void forget(Token& token);  // a waiting token died
@@ -78,7 +87,6 @@ class Recorder final : private Shelf {
     c10::Storage storage;
     c10::VariableVersion counter;      // of the tensor it is written through
     c10::intrusive_ptr<Value> before;  // null: not known to the tape
-    uint32_t version_before = 0;       // of `before`'s counter
     int input = -1;                    // of the op, where its next version has a recipe
   };
 
@@ -89,6 +97,13 @@ class Recorder final : private Shelf {
     int32_t source = 0;
     bool keep = false;
     std::unique_ptr<Seen> seen;  // where somebody compares
+  };
+
+  // Counters of tensors on one storage that has more than one. The weak reference keeps its address
+  // from being given to another storage.
+  struct Aliases {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    std::vector<c10::VariableVersion> counters;
   };
 
   struct Flight {  // the op that is running
@@ -112,8 +127,8 @@ class Recorder final : private Shelf {
   void sever(Value& value) override;
 
   void prepare(Flight& flight, const torch::jit::Stack& stack);
-  void take(Flight& flight, const at::Tensor& tensor, size_t arg, int element, Role role);
-  void take_written(Flight& flight, const at::Tensor& tensor, Role& role);
+  void take(Flight& flight, const at::Tensor& tensor, size_t arg, int element, Effect effect);
+  Role take_written(Flight& flight, const at::Tensor& tensor, Effect effect);
   void settle_aliases(Flight& flight);
   void save_what_is_overwritten(Flight& flight);
 
@@ -123,6 +138,7 @@ class Recorder final : private Shelf {
   void finish(Flight& flight, c10::SmallVectorImpl<Made>& made);
   void enter(Flight& flight, Made& made);
   void supersede(const Written& written);
+  void note_rebound(const at::Tensor& tensor, const at::Tensor& other);
   void abandon(Flight& flight);
   void bind_waiting(Flight& flight);
   void bind(Token& token);
@@ -132,6 +148,11 @@ class Recorder final : private Shelf {
       const c10::VariableVersion& counter);  // of the tensor through which it is looked at
   c10::intrusive_ptr<Value> find_or_root(const at::Tensor& tensor);
   c10::intrusive_ptr<Value> describe(const c10::Storage& storage, const c10::VariableVersion& counter);
+  void remember_aliases(
+      const c10::Storage& storage,
+      std::initializer_list<c10::VariableVersion> counters);
+  void watch_overlapping(const c10::Storage& storage, Value& value);
+  std::vector<c10::Storage> on_the_same_memory(const c10::Storage& storage) const;
   void set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value);
   void sweep();
 
@@ -139,6 +160,8 @@ class Recorder final : private Shelf {
   std::vector<std::shared_ptr<Region>> scopes_;
   ska::flat_hash_map<const c10::StorageImpl*, Entry> table_;
   ska::flat_hash_map<const c10::StorageImpl*, bool> given_;  // roots that autograd saved
+  ska::flat_hash_map<const c10::StorageImpl*, Aliases> aliases_;
+  ForeignMemory foreign_;
   size_t sweep_at_ = kSweepAt;
   uint64_t order_ = 0;
   const Flags* flags_ = nullptr;

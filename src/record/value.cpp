@@ -24,12 +24,12 @@ void Value::release_resources() {
   bury(std::move(data));
   bury(std::move(alias));
   home.reset();
-  counter = c10::VariableVersion();
+  versions.clear();
   seen.reset();
 }
 
 bool Value::home_moved() const {
-  return counter.enabled() && counter.current_version() != version;
+  return versions.moved();
 }
 
 bool Value::in_use_elsewhere() const {
@@ -38,7 +38,7 @@ bool Value::in_use_elsewhere() const {
 }
 
 bool Value::written_in_backward() const {
-  return hold == Hold::Replayed && given.enabled() && given.current_version() != 0;
+  return hold == Hold::Replayed && given.moved();
 }
 
 c10::Storage Value::here() {
@@ -68,7 +68,7 @@ void Value::keep(c10::Storage storage) {
 }
 
 void Value::drop() {
-  given = c10::VariableVersion();
+  given = Versions::Seen();
   bury(std::move(data));
   data = c10::Storage();
   hold = Hold::None;

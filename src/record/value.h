@@ -14,6 +14,7 @@
 #include "record/flags.h"
 #include "record/op_info.h"
 #include "record/pooled.h"
+#include "record/versions.h"
 #include "record/view.h"
 
 #include <ATen/core/ivalue.h>
@@ -44,18 +45,19 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   c10::Storage data;
   Hold hold = Hold::None;
   c10::weak_intrusive_ptr<c10::StorageImpl> home = nullptr_storage();  // where forward had it
-  c10::VariableVersion counter;                                        // of the tensor seen there
-  uint32_t version = 0;
+  Versions versions;                                                   // of the tensors seen there
   size_t nbytes = 0;
+  uint8_t misalignment = 0;  // of its home; replay gives it the same (bytes.h)
 
-  // Set when a write that autograd's version counter did not see (.data) changed the storage under
-  // tokens of this value: autograd would hand out the changed bytes, so the tokens do.
+  // Set when an op wrote to the storage under tokens of this value. A token whose counter has moved
+  // raises; where it has not (.data, a counter that was put back) autograd would hand out the changed
+  // bytes, so the token does.
   c10::Storage alias;
 
   std::unique_ptr<Seen> seen;  // where somebody compares (check/examiner.h)
 
-  // Of the tensors that backward was given of the replayed bytes: it must not write them.
-  c10::VariableVersion given;
+  // Of the tensor that backward was given of the replayed bytes: it must not write them.
+  Versions::Seen given;
 
   bool uninitialized = false;  // root: memory nobody has written yet
   bool superseded = false;     // its home holds a later version by now
@@ -102,6 +104,7 @@ struct Input {
   c10::intrusive_ptr<Value> value;  // null for Fresh and Scratch
   View view;
   size_t nbytes = 0;  // of the storage, for Fresh and Scratch
+  uint8_t misalignment = 0;
   c10::DeviceType device = c10::kCPU;
   uint16_t arg = 0;
   int32_t element = -1;  // of a list argument

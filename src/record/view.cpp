@@ -1,6 +1,5 @@
 #include "record/view.h"
 
-#include <c10/core/Allocator.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/accumulate.h>
 
@@ -68,25 +67,6 @@ at::Tensor View::on(c10::Storage storage) const {
 bool View::covers(size_t nbytes) const {
   return dense_ && offset_ == 0 &&
       static_cast<size_t>(c10::multiply_integers(sizes())) * dtype_.itemsize() == nbytes;
-}
-
-namespace {
-
-c10::Storage storage_of(c10::DataPtr data, size_t nbytes, c10::Allocator* allocator) {
-  return c10::Storage(
-      c10::Storage::use_byte_size_t(), nbytes, std::move(data), allocator, /*resizable=*/true);
-}
-
-}  // namespace
-
-c10::Storage copy_of(const c10::Storage& storage) {
-  auto* allocator = c10::GetAllocator(storage.device_type());
-  return storage_of(allocator->clone(storage.data(), storage.nbytes()), storage.nbytes(), allocator);
-}
-
-c10::Storage uninitialized(c10::DeviceType device, size_t nbytes) {
-  auto* allocator = c10::GetAllocator(device);
-  return storage_of(allocator->allocate(nbytes), nbytes, allocator);
 }
 
 }  // namespace retape::detail

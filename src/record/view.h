@@ -39,8 +39,4 @@ class View {
   bool requires_grad_ = false;
 };
 
-// Plain memory, no dispatcher: safe under a lock.
-c10::Storage copy_of(const c10::Storage& storage);
-c10::Storage uninitialized(c10::DeviceType device, size_t nbytes);
-
 }  // namespace retape::detail

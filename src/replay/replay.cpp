@@ -5,6 +5,7 @@
 #include "memory/phase.h"
 #include "memory/running_ops.h"
 #include "output_discard/output.h"
+#include "record/bytes.h"
 #include "record/interceptor.h"
 #include "recompute/errors.h"
 #include "recompute/region.h"
@@ -19,8 +20,14 @@ namespace retape::detail {
 
 namespace {
 
+// Replay runs below autograd and autocast, and outside of the function transforms that a backward may
+// run in (vmap over backward, is_grads_batched): forward ran outside of them.
 constexpr c10::DispatchKeySet kNotInReplay = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-    c10::autocast_dispatch_keyset | c10::DispatchKeySet(kKey);
+    c10::autocast_dispatch_keyset | c10::functorch_transforms_ks |
+    c10::DispatchKeySet(
+        {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+         c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+         c10::DispatchKey::Functionalize});
 
 // It ran in this pass, but what it made is needed once more: so is what it is made from.
 void unsatisfy(Op& op, int pass) {
@@ -135,7 +142,7 @@ void Run::own_written_inputs() {
     if (injected(Fault::BatchNormTwice) && input.role == Role::Scratch && input.value) {
       hit();
     } else if (input.role == Role::Fresh || input.role == Role::Scratch) {
-      inputs_[i] = uninitialized(input.device, input.nbytes);
+      inputs_[i] = uninitialized(input.device, input.nbytes, input.misalignment);
     } else if (input.role == Role::Write && !stolen_[i]) {
       const auto before = inputs_[i];
       const auto copy = copy_of(before);
@@ -183,6 +190,9 @@ void Run::push_arguments() {
 }
 
 void Run::execute() {
+  if (op_.info->gone->load(std::memory_order_relaxed)) {
+    throw_op_gone(op_);
+  }
   for (const auto& storage : inputs_) {
     fill(storage);
   }
@@ -248,6 +258,10 @@ void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
     auto storage = source_of(result);
     if (storage.nbytes() != value.nbytes) {
       throw_other_size(op_, value.nbytes, storage.nbytes());
+    }
+    if (misalignment_of(*storage.unsafeGetStorageImpl()) != value.misalignment) {
+      storage = copy_of(storage, value.misalignment);
+      outputs_[result.source] = View(outputs_[result.source]).on(storage);  // written inputs are aligned
     }
     if (tape_.examiner && value.seen) {
       tape_.examiner->replayed(op_, value, storage);
@@ -371,6 +385,7 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
     Stopwatch stopwatch(tape, *value.recipe->region);
     PhaseGuard phase(Phase::Replay);
     c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
+    NotIntercepted past_the_tape;
     std::optional<FlagsGuard> flags;
     const Flags* set = nullptr;
     torch::jit::Stack stack;

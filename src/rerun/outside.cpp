@@ -1,5 +1,6 @@
 #include "rerun/outside.h"
 
+#include "record/bytes.h"
 #include "record/each_tensor.h"
 #include "record/view.h"
 

@@ -23,9 +23,6 @@ using at::Tensor;
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
 
-constexpr c10::DispatchKeySet kNotInSlices =
-    c10::autocast_dispatch_keyset | c10::DispatchKeySet(kKey);
-
 // Roots and what came in for them, to what was asked for.
 variable_list gradients(const edge_list& roots, const variable_list& seeds, const edge_list& to) {
   return torch::autograd::Engine::get_default_engine().execute(
@@ -387,7 +384,8 @@ variable_list Backward::collect() {
 }
 
 variable_list Backward::run() {
-  c10::impl::ExcludeDispatchKeyGuard below(kNotInSlices);
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autocast_dispatch_keyset);
+  NotIntercepted past_the_tape;
   c10::NoGradGuard no_graph;
   take_given();
   {

@@ -1,0 +1,70 @@
+"""What torch does past its dispatcher, shown to the tape. Installed when the first scope opens.
+
+- `Tensor.apply_`, `map_` and `map2_` write to a tensor without a dispatcher call.
+- Compiled functions write to their inputs in kernels of their own.
+- Higher-order operators (`torch.cond`, `flex_attention`) have a dispatcher in Python, which must let
+  Retape's keys fall through.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import _ops
+
+from retape import _C
+
+
+def install() -> None:
+    """Once per process."""
+    for name in ("apply_", "map_", "map2_"):
+        _announce_write(name)
+    _let_higher_order_ops_through()
+    _announce_compiled_writes()
+
+
+def _announce_write(name: str) -> None:
+    method = getattr(torch.Tensor, name)
+
+    @functools.wraps(method)
+    def announced(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        _C.will_write(self)
+        return method(self, *args, **kwargs)
+
+    setattr(torch.Tensor, name, announced)
+
+
+def _let_higher_order_ops_through() -> None:
+    keys = [torch._C.DispatchKey(key) for key in _C.intercepted_keys()]
+    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.extend(keys)
+    for op in _ops._higher_order_ops.values():
+        for key in keys:
+            op.fallthrough(key)
+
+
+def _announce_compiled_writes() -> None:
+    """Functions that are compiled from now on say which of their inputs they are about to write."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    make = runtime_wrappers._create_runtime_wrapper
+
+    @functools.wraps(make)
+    def announced(compiled_fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        wrapper = make(compiled_fn, **options)
+        infos = options["runtime_metadata"].input_info
+        written = [i for i, info in enumerate(infos) if info.mutates_data]
+        if not written:
+            return wrapper
+
+        @functools.wraps(wrapper)
+        def call(args: Any, *rest: Any, **kwargs: Any) -> Any:
+            if _C.is_recording():
+                _C.will_write(*(args[i] for i in written if isinstance(args[i], torch.Tensor)))
+            return wrapper(args, *rest, **kwargs)
+
+        return call
+
+    runtime_wrappers._create_runtime_wrapper = announced
