@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "op_call.h"
 #include "python_call.h"
 
 #include <retape/error.h>
@@ -36,7 +37,13 @@ Info copied(const ValueInfo& info) {
   return {info.op, info.overload, info.region, sizes, dtype, info.bytes, info.output, info.cheap};
 }
 
-Decision decision(const py::object& answer) {
+// An op's kernel is on the way out: there torch knows no errors but its own and Python's.
+[[noreturn]] void raise_usage_error(const std::string& text) {
+  PyErr_SetString(py::module_::import("retape._C").attr("UsageError").ptr(), text.c_str());
+  throw_python_error();
+}
+
+Decision decision(const std::string& function, const std::string& op, const py::object& answer) {
   if (py::isinstance<py::bool_>(answer)) {
     return answer.cast<bool>() ? Decision::Keep : Decision::Drop;
   }
@@ -49,20 +56,38 @@ Decision decision(const py::object& answer) {
       return Decision::Drop;
     }
   }
-  throw UsageError(
-      "[Policy.function] expected True, False, \"keep\" or \"drop\" from the policy function, got " +
+  raise_usage_error(
+      "[Policy." + function + "] " + op + ": expected True, False, \"keep\" or \"drop\" from the policy function, got " +
       py::repr(answer).cast<std::string>() + ". Fix: return one of these.");
+}
+
+// The caller sees its own exception, not a wrapped one.
+template <typename Function>
+Decision asked(Function function) {
+  py::gil_scoped_acquire gil;
+  try {
+    return function();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    throw_python_error();
+  }
 }
 
 PolicyFunction from_callable(py::function function) {
   return [held = shared(std::move(function))](const ValueInfo& info) {
-    py::gil_scoped_acquire gil;
-    try {
-      return decision((*held)(copied(info)));
-    } catch (py::error_already_set& error) {
-      error.restore();  // the caller sees its own exception, not a wrapped one
-      throw_python_error();
-    }
+    return asked([&] {
+      const auto op = info.op + (info.overload.empty() ? "" : "." + info.overload);
+      return decision("function", op, (*held)(copied(info)));
+    });
+  };
+}
+
+OpPolicyFunction op_function_from_callable(py::function function) {
+  return [held = shared(std::move(function))](const OpCall& call) {
+    return asked([&] {
+      const auto [op, args, kwargs, output] = in_python(call);
+      return decision("selective", py::str(op), (*held)(op, args, kwargs, output));
+    });
   };
 }
 
@@ -99,9 +124,23 @@ void bind_policy(py::module_& module) {
           [](py::function f) { return Policy::function(from_callable(std::move(f))); },
           py::arg("decide"),
           "Ask `decide(info)` of every new value: True or \"keep\", False or \"drop\".")
+      .def_static(
+          "selective",
+          [](py::function f) { return Policy::selective(op_function_from_callable(std::move(f))); },
+          py::arg("decide"),
+          "Ask `decide(op, args, kwargs, output)` of every op that has run, for all of its results: True or\n"
+          "\"keep\", False or \"drop\".")
       .def_static("named", &Policy::named, py::arg("name"))
-      .def("keep_ops", &Policy::keep_ops, py::arg("names"))
-      .def("drop_ops", &Policy::drop_ops, py::arg("names"))
+      .def(
+          "keep_ops",
+          [](const Policy& p, const py::object& ops) { return p.keep_ops(op_names("keep_ops", ops)); },
+          py::arg("names"),
+          "Keep results of these ops: names, OpOverloads or OpOverloadPackets.")
+      .def(
+          "drop_ops",
+          [](const Policy& p, const py::object& ops) { return p.drop_ops(op_names("drop_ops", ops)); },
+          py::arg("names"),
+          "Drop results of these ops: names, OpOverloads or OpOverloadPackets.")
       .def("anchors", &Policy::anchors, py::arg("on"))
       .def("lean", &Policy::lean, py::arg("on"))
       .def("describe", &Policy::describe)

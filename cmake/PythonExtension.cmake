@@ -14,6 +14,7 @@ function(retape_add_module name library)
 endfunction()
 
 retape_add_module(_C retape bindings/module.cpp bindings/policy.cpp bindings/recompute.cpp bindings/memory.cpp
+  bindings/op_call.cpp
   bindings/check.cpp bindings/output_discard.cpp bindings/rerun.cpp bindings/rows.cpp bindings/verify.cpp)
 set_source_files_properties(bindings/module.cpp PROPERTIES
   COMPILE_DEFINITIONS RETAPE_BUILT_FOR_TORCH="${Torch_VERSION}")

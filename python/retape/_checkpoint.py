@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -46,7 +47,9 @@ def checkpoint(
     method="replay" runs the function once; backward replays the ops that it called, from what it
     was given. Caches, generators, running statistics and whatever else it touches are touched once.
     `policy` says what is kept inside (default: nothing); `context_fn` of selective checkpointing
-    becomes such a policy. `use_reentrant`, `preserve_rng_state` and `early_stop` make no difference.
+    becomes such a policy. Of any other `context_fn` only the first context is entered, with a warning
+    unless the second is a nullcontext or autocast. `use_reentrant`, `preserve_rng_state` and
+    `early_stop` make no difference.
 
     method="rerun" calls the function again in backward, for kernels that the dispatcher does not
     see. It then finds the generators it drew from, autocast, SDPA and deterministic settings, the
@@ -165,12 +168,25 @@ def _replay(
     if context_fn is None:
         with _C.Scope(rule, name):
             return function(*args, **kwargs)
-    context, _ = context_fn()
+    context, second = context_fn()
     selective = policy_of(context)
     if selective is not None:
         rule, context = selective, _NOTHING
+    elif type(second) not in (nullcontext, torch.autocast):  # replay repeats the casts of forward
+        _warn_not_entered(type(second))
     with _C.Scope(rule, name), context:
         return function(*args, **kwargs)
+
+
+@functools.cache  # once for each kind of context
+def _warn_not_entered(kind: type) -> None:
+    warnings.warn(
+        "[checkpoint] replay does not enter the second context of context_fn, a "
+        f"{kind.__module__}.{kind.__qualname__}: it does not run the function again. Gradients do not "
+        'depend on that; what the context does besides is not done. Fix: method="rerun", if it must '
+        "be entered; contextlib.nullcontext() as the second context, if not.",
+        stacklevel=4,
+    )
 
 
 def as_rows(who: str, rows: int | _C.Rows) -> _C.Rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
@@ -18,22 +17,19 @@ def policy_of(context: Any) -> _C.Policy | None:
     if not isinstance(context, torch_checkpoint._CachingTorchDispatchMode):
         return None
     choose = context.policy_fn
-    moment = SelectiveCheckpointContext(is_recompute=False)
 
-    def decide(info: _C.ValueInfo) -> bool:
-        op = _overload(info.op, info.overload)
-        try:
-            answer = choose(moment, op)
-        except (TypeError, IndexError, KeyError) as error:
-            raise _C.UsageError(
-                f"[checkpoint] the selective policy could not decide on {op} without the op's "
-                'arguments, which replay does not keep. Fix: method="rerun", or decide by the op alone.'
-            ) from error
-        return answer if isinstance(answer, bool) else answer in _KEEP
+    def decide(op: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> bool:
+        if op in torch_checkpoint.SAC_IGNORED_OPS:
+            return False
+        moment = SelectiveCheckpointContext(is_recompute=False, op_output=output)
+        answer = choose(moment, op, *args, **kwargs)
+        if isinstance(answer, bool):
+            return answer
+        if answer is None or isinstance(answer, CheckpointPolicy):  # None: recompute, as in torch
+            return answer in _KEEP
+        raise _C.UsageError(
+            f"[checkpoint] {op}: expected a CheckpointPolicy or a bool from the selective policy, got "
+            f"{answer!r}. Fix: return CheckpointPolicy.MUST_SAVE or CheckpointPolicy.PREFER_RECOMPUTE."
+        )
 
-    return _C.Policy.function(decide)
-
-
-def _overload(op: str, overload: str) -> Any:
-    namespace, name = op.split("::", 1)
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    return _C.Policy.selective(decide)

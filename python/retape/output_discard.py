@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,14 +54,29 @@ class OutputDiscardCheckpoint:
         self._region = f'region "{name}": ' if name else ""
         self._checkpoint = _BACKENDS[backend](name)
         self._captured: list[str] = []
+        self._outputs: list[weakref.ref[torch.Tensor]] | None = None
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...] | None:
+        """The tensors that the last `checkpoint` call returned, flat.
+
+        None before the first call, after `clear()`, and once backward has reached the hook tensor.
+        They are not kept alive: tensors that the caller has dropped are missing.
+        """
+        if self._outputs is None:
+            return None
+        return tuple(tensor for ref in self._outputs if (tensor := ref()) is not None)
 
     def checkpoint(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)`: a tensor, or tensors in tuples, lists and dicts."""
         self._captured.clear()
+        self._outputs = None
         call = functools.partial(fn, *args, **kwargs)
         result, unmade = self._checkpoint.call(call, _tensors_in((args, kwargs)), _tensors_in)
-        if unmade and len(unmade) == len(_tensors_in(result)):
-            self._captured = _names_of(_tensors_in(result), fn)
+        outputs = _tensors_in(result)
+        self._outputs = [weakref.ref(output) for output in outputs]
+        if unmade and len(unmade) == len(outputs):
+            self._captured = _names_of(outputs, fn)
         return result
 
     def discard_output_and_register_recompute(self, hook_tensor: torch.Tensor) -> int:
@@ -79,11 +95,15 @@ class OutputDiscardCheckpoint:
                 "was there before the call: expected an output that the function made. Nothing was "
                 "freed. Fix: let the function return a clone(), or do not discard it."
             )
-        return self._checkpoint.discard(hook_tensor)
+        freed = self._checkpoint.discard(hook_tensor)
+        if hook_tensor.requires_grad:
+            hook_tensor.register_hook(_forget_outputs(weakref.ref(self), self._outputs))
+        return freed
 
     def clear(self) -> None:
         """Forgets calls that were not discarded. What was discarded comes back as always."""
         self._captured.clear()
+        self._outputs = None
         self._checkpoint.clear()
 
 
@@ -111,6 +131,17 @@ class CheckpointWithoutOutput(OutputDiscardCheckpoint):
                 "[CheckpointWithoutOutput] the Python backend runs the function again without "
                 'Transformer Engine\'s fp8 contexts: expected fp8=False, got True. Fix: backend="cpp".'
             )
+
+
+def _forget_outputs(
+    owner: weakref.ref[OutputDiscardCheckpoint], outputs: list[weakref.ref[torch.Tensor]] | None
+) -> Callable[[torch.Tensor], None]:
+    def forget(_: torch.Tensor) -> None:
+        checkpoint = owner()
+        if checkpoint is not None and checkpoint._outputs is outputs:
+            checkpoint._outputs = None
+
+    return forget
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:

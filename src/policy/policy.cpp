@@ -13,14 +13,18 @@ namespace {
 
 using detail::OpInfo;
 
-// "aten::add" names every overload, "aten::add.Tensor" one.
+const std::string kDefaultOverload = "default";
+
+// "aten::add" names every overload, "aten::add.Tensor" one. The overload without a name is
+// "aten::mm.default", as Python has it.
 bool matches(const std::string& rule, const c10::OperatorName& op) {
   if (rule.compare(0, op.name.size(), op.name) != 0) {
     return false;
   }
+  const auto& overload = op.overload_name.empty() ? kDefaultOverload : op.overload_name;
   return rule.size() == op.name.size() ||
       (rule[op.name.size()] == '.' &&
-       rule.compare(op.name.size() + 1, std::string::npos, op.overload_name) == 0);
+       rule.compare(op.name.size() + 1, std::string::npos, overload) == 0);
 }
 
 bool any_matches(const std::vector<std::string>& rules, const c10::OperatorName& op) {
@@ -118,6 +122,15 @@ Policy Policy::function(PolicyFunction decide) {
   return Policy(std::make_shared<Impl>(std::move(impl)));
 }
 
+Policy Policy::selective(OpPolicyFunction decide) {
+  if (!decide) {
+    throw UsageError("[Policy::selective] expected a function, got an empty one. Fix: pass a callable.");
+  }
+  auto impl = of_kind(Impl::Kind::Function);
+  impl.decide_op = std::move(decide);
+  return Policy(std::make_shared<Impl>(std::move(impl)));
+}
+
 Policy Policy::named(const std::string& name) {
   if (name == "none") {
     return none();
@@ -161,7 +174,7 @@ Policy Policy::anchors(bool on) const {
 
 std::string Policy::describe() const {
   static constexpr const char* kNames[] = {"none", "full", "cheap", "function"};
-  std::string text = kNames[static_cast<int>(impl_->kind)];
+  std::string text = impl_->decide_op ? "selective" : kNames[static_cast<int>(impl_->kind)];
   if (impl_->kind == Impl::Kind::Full && !impl_->anchors) {
     text += ", no anchors";
   }

@@ -96,6 +96,14 @@ void throw_rerun_differs(
       details));
 }
 
+void throw_overlap_in_group(const std::string& region, const OpInfo* op) {
+  raise(UsageError(
+      "[checkpoint] " + (region.empty() ? "" : "region \"" + region + "\": ") +
+      "two backward calls that overlap in one GraphExecGroup: expected each to need other saved tensors, "
+      "got a second one that needs what " + (op == nullptr ? "a custom function" : op->name.name) +
+      " saved. Fix: leave the group between them, or use method=\"replay\", where they may overlap."));
+}
+
 void throw_op_gone(const Op& op) {
   const auto& name = op.info->name.name;
   raise(ReplayMismatch(

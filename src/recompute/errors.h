@@ -35,6 +35,9 @@ struct RerunOptions;
 [[noreturn]] void throw_rerun_differs(
     const RerunOptions& options, const std::string& what, const std::string& details = "");
 
+// Two backward calls of one GraphExecGroup need a tensor that `op` (null: a custom function) saved.
+[[noreturn]] void throw_overlap_in_group(const std::string& region, const OpInfo* op);
+
 std::string where(const Region* region);
 
 }  // namespace retape::detail

@@ -3,6 +3,7 @@
 
 #include "check/examiner.h"
 #include "check/fault.h"
+#include "policy/op_question.h"
 #include "record/bytes.h"
 #include "record/each_tensor.h"
 #include "recompute/token.h"
@@ -78,9 +79,13 @@ void Recorder::run(
   } landing{*this};
 
   const auto birth = region().policy.impl().birth(info);
+  const OpQuestion question(region().policy.impl(), info, *stack);
   const bool recorded = info.has_recipe && birth != Birth::Keep;
   if (!recorded && !info.uninitialized && !info.changes_arguments() && !region().decider) {
     handle.redispatchBoxed(below, stack);  // its results are roots, found when somebody reads them
+    if (question) {
+      question.ask(region().name, *stack);
+    }
     return;
   }
   flight.info = &info;
@@ -110,7 +115,10 @@ void Recorder::run(
     if (tape_->examiner && flight.op) {
       show(flight, made);
     }
-    if (flight.op && birth == Birth::Ask) {
+    if (question) {
+      const bool keep = question.ask(region().name, *stack) == Decision::Keep && flight.op;
+      std::for_each(made.begin(), made.end(), [&](Made& item) { item.keep = keep; });
+    } else if (flight.op && birth == Birth::Ask) {
       ask(flight, made);  // without the lock: a user's function may run anything
     }
   } catch (...) {
@@ -121,6 +129,18 @@ void Recorder::run(
     flight.op->draw = std::move(draw);
   }
   finish(flight, made);
+}
+
+void Recorder::pass(
+    const c10::OperatorHandle& handle,
+    const OpInfo& info,
+    c10::DispatchKeySet below,
+    torch::jit::Stack* stack) const {
+  const OpQuestion question(scopes_.back()->policy.impl(), info, *stack);
+  handle.redispatchBoxed(below, stack);
+  if (question) {
+    question.ask(scopes_.back()->name, *stack);
+  }
 }
 
 void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {

@@ -94,8 +94,10 @@ void look_at(
   if (watch != nullptr) {
     watch->before(info, *stack);
   }
-  if (recorder == nullptr || info.makes_nothing()) {
+  if (recorder == nullptr) {
     op.redispatchBoxed(to_kernel(below), stack);
+  } else if (info.makes_nothing()) {
+    recorder->pass(op, info, to_kernel(below), stack);
   } else {
     recorder->run(op, info, to_kernel(below), stack);
     if (info.make_lean != nullptr && !in_handler && recorder->region().policy.impl().lean) {

@@ -51,6 +51,13 @@ class Recorder final : private Shelf {
       c10::DispatchKeySet below,
       torch::jit::Stack* stack);
 
+  // Runs an op that makes nothing. A selective policy counts it all the same.
+  void pass(
+      const c10::OperatorHandle& handle,
+      const OpInfo& info,
+      c10::DispatchKeySet below,
+      torch::jit::Stack* stack) const;
+
   // A write that is not recorded: by a kernel of a custom op, or past the dispatcher.
   void about_to_write(const at::Tensor& tensor);
   void about_to_write(const OpInfo& info, const torch::jit::Stack& stack);  // of its written arguments

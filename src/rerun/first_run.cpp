@@ -29,6 +29,7 @@ class RerunToken final : public torch::autograd::SavedVariableHooks {
     if (counter_.enabled() && counter_.current_version() != version_) {
       throw_changed_in_place(dtype_, sizes_, counter_.current_version(), version_);
     }
+    frame_->note_reader(index_);
     return held_.defined() ? held_ : frame_->bring(index_);
   }
 

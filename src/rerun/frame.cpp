@@ -10,10 +10,12 @@
 
 #include <retape/eager.h>
 
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace retape::detail {
 
@@ -27,10 +29,36 @@ Frame::Frame(RerunOptions options, const Tensors& inputs, RerunScope::Again agai
   }
 }
 
+namespace {
+
+const std::optional<c10::SafePyObject>& current_group() {
+  return c10::AutogradState::get_tls_state().get_graph_exec_group();
+}
+
+PyObject* identity(const c10::SafePyObject& group) {
+  return group.ptr(&group.pyinterpreter());
+}
+
+}  // namespace
+
+std::shared_ptr<Pass> Frame::pass_of(const c10::SafePyObject& group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& known : groups_) {
+    if (identity(known.group) == identity(group)) {
+      return known.pass;
+    }
+  }
+  groups_.push_back({group, std::make_shared<Pass>()});
+  return groups_.back().pass;
+}
+
 std::shared_ptr<Pass> Frame::current_pass() {
   const int id = torch::autograd::get_current_graph_task_id();
   if (id < 0) {  // asked for outside a backward: nothing is kept for the next question
     return std::make_shared<Pass>();
+  }
+  if (const auto& group = current_group()) {
+    return pass_of(*group);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   auto& pass = passes_[id];
@@ -44,6 +72,24 @@ std::shared_ptr<Pass> Frame::current_pass() {
     });
   }
   return pass;
+}
+
+void Frame::note_reader(size_t index) {
+  const int id = torch::autograd::get_current_graph_task_id();
+  const auto& group = current_group();
+  if (id < 0 || !group) {
+    return;
+  }
+  const auto pass = pass_of(*group);
+  int reader = 0;
+  {
+    std::lock_guard<std::mutex> lock(pass->mutex);
+    pass->readers.resize(slots_.size(), -1);
+    reader = std::exchange(pass->readers[index], id);
+  }
+  if (reader >= 0 && reader != id) {
+    throw_overlap_in_group(options_.name, slots_[index].op);
+  }
 }
 
 at::Tensor Frame::bring(size_t index) {

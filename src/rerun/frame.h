@@ -11,6 +11,7 @@
 
 #include <retape/rerun.h>
 
+#include <c10/core/SafePyObject.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <map>
@@ -28,12 +29,19 @@ struct Slot {
   Digest digest;
 };
 
-// What a second run brought back for one backward.
+// What a second run brought back for one backward, or for all backwards of a GraphExecGroup.
 struct Pass {
   std::mutex mutex;  // held while the function runs: another thread of the same backward waits
   std::vector<at::Tensor> tensors;
   std::vector<uint32_t> versions;  // of the tensors when they were taken
   std::vector<bool> given;  // to autograd, in this pass
+  std::vector<int> readers;  // of a group: which backward has read the slot; -1: none
+};
+
+// Pass of a torch.utils.checkpoint.GraphExecGroup. Owns the group, whose address is its identity.
+struct GroupPass {
+  c10::SafePyObject group;
+  std::shared_ptr<Pass> pass;
 };
 
 class Frame final : public std::enable_shared_from_this<Frame> {
@@ -45,11 +53,15 @@ class Frame final : public std::enable_shared_from_this<Frame> {
   // Tensor of slot `index`, for the backward that is running.
   at::Tensor bring(size_t index);
 
+  // The running backward reads slot `index`. UsageError, where another one of its GraphExecGroup has.
+  void note_reader(size_t index);
+
  private:
   friend class FirstRun;
   friend class SecondRun;
 
   std::shared_ptr<Pass> current_pass();
+  std::shared_ptr<Pass> pass_of(const c10::SafePyObject& group);
   void run_again(Pass& pass, size_t wanted);
   void check_versions() const;  // nothing that is held was changed in place since
   // Where an op has made something, if that is not among devices_.
@@ -65,8 +77,9 @@ class Frame final : public std::enable_shared_from_this<Frame> {
   std::vector<c10::Device> devices_;  // where it made something, for an observer
   bool complete_ = false;             // the first run has ended
 
-  std::mutex mutex_;  // of passes_
-  std::map<int, std::shared_ptr<Pass>> passes_;
+  std::mutex mutex_;  // of both
+  std::map<int, std::shared_ptr<Pass>> passes_;  // by graph task, until it ends
+  std::vector<GroupPass> groups_;
 };
 
 }  // namespace retape::detail

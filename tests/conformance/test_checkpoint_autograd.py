@@ -3,6 +3,8 @@
 import contextlib
 import threading
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import retape
 
+from . import support
 from .support import (
     RUNS,
     Counted,
@@ -141,14 +144,50 @@ class Entered(contextlib.AbstractContextManager):
 def test_checkpointing_without_reentrant_with_context_fn(how: str) -> None:
     """context_fn gives one context for forward and one for the second run.
 
-    Better: replay makes no second run, so the second context is never entered.
+    Ours: replay makes no second run. It never enters the second context, and warns about that.
     """
     first, second = Entered(), Entered()
     x = leaf(8)
-    out = checkpoint(how, chain, x, context_fn=lambda: (first, second))
+    with warnings.catch_warnings(record=True):
+        out = checkpoint(how, chain, x, context_fn=lambda: (first, second))
     assert (first.count, second.count) == (1, 0)
     out.sum().backward()
     assert (first.count, second.count) == (1, RUNS[how] - 1)
+    assert_same(x.grad, grad_of_chain(same_leaf(x)), "x.grad")
+
+
+def test_replay_warns_once_that_it_does_not_enter_the_second_context() -> None:
+    class Logging(contextlib.nullcontext):
+        pass
+
+    def run() -> None:
+        checkpoint("replay", chain, leaf(8), context_fn=lambda: (Logging(), Logging()))
+
+    with pytest.warns(UserWarning, match="does not enter the second context.*Logging") as caught:
+        run()
+    assert caught[0].filename == support.__file__  # the line that calls retape.checkpoint
+    assert 'method="rerun"' in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
+
+
+@pytest.mark.parametrize(
+    ("how", "contexts"),
+    [
+        ("replay", torch_checkpoint.noop_context_fn),
+        ("replay", lambda: (Entered(), contextlib.nullcontext())),
+        ("replay", lambda: (torch.autocast("cpu"), torch.autocast("cpu"))),
+        ("replay", lambda: torch_checkpoint.create_selective_checkpoint_contexts([])),
+        ("rerun", lambda: (Entered(), Entered())),
+    ],
+    ids=["noop", "nothing in backward", "autocast", "selective", "rerun"],
+)
+def test_no_warning_where_nothing_is_lost(how: str, contexts: Callable) -> None:
+    x = leaf(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint(how, chain, x, context_fn=contexts).sum().backward()
     assert_same(x.grad, grad_of_chain(same_leaf(x)), "x.grad")
 
 
@@ -183,41 +222,107 @@ def test_checkpoint_sequential_warns_if_use_reentrant_not_passed_explicitly(meth
     assert_same(x.grad, y.grad, "x.grad")
 
 
+def _both(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return v.sin().exp(), v.cos().tanh()
+
+
 @with_a_graph
 def test_checkpoint_graph_execution_group(how: str) -> None:
-    """Two backwards through one checkpoint, disjoint in it: the gradients are right, in a
-    GraphExecGroup and without.
+    """Two backwards through one checkpoint, disjoint in it: in a GraphExecGroup the function runs
+    again once for both, without one once for each. The same group may be entered again.
 
-    Ours: each backward brings back what it needs; replay calls the function in neither. Backwards
-    that overlap are fine too, where torch's own raises.
+    Better: replay calls the function in neither.
     """
-
-    def both(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return v.sin().exp(), v.cos().tanh()
-
-    for group in (contextlib.nullcontext, torch_checkpoint.GraphExecGroup):
-        f = Counted(both)
-        x = leaf(8)
-        a, b = checkpoint(how, f, x)
-        with group():
-            a.sum().backward()
-            b.sum().backward()
-        assert f.calls == (1 if how == "replay" else 3)
-        y = same_leaf(x)
-        for value in both(y):
+    group = torch_checkpoint.GraphExecGroup()
+    for contexts, again in (
+        ((contextlib.nullcontext(), contextlib.nullcontext()), 2),
+        ((group, group), 1),
+        ((torch_checkpoint.GraphExecGroup(), torch_checkpoint.GraphExecGroup()), 2),
+    ):
+        f = Counted(_both)
+        x, y = leaf(8), leaf(8)
+        results = checkpoint(how, f, x)
+        for context, out in zip(contexts, results, strict=True):
+            with context:
+                out.sum().backward()
+        assert f.calls == (1 if how == "replay" else 1 + again)
+        for value in _both(y):
             value.sum().backward()
         assert_same(x.grad, y.grad, "x.grad")
 
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda v: _both(v.tanh()), lambda v: (v.sin(), v.cos())],
+    ids=["made inside", "given"],
+)
+def test_checkpoint_graph_execution_group_overlap_by_running_again(function: Any) -> None:
+    """Backwards of one group that need the same saved tensor are refused, as torch's are; outside a
+    group, and in another one, the second is right."""
+
+    def run(first: Any, second: Any, backward: Callable) -> torch.Tensor:
         x = leaf(8)
-        a, b = checkpoint(how, lambda v: both(v.tanh()), x)
-        with group():
+        a, b = backward(x)
+        with first:
+            a.sum().backward(retain_graph=True)
+        with second:
+            (a + b).sum().backward()
+        return x.grad
+
+    def ours(x: torch.Tensor) -> Any:
+        return checkpoint("rerun", function, x, name="two heads")
+
+    def torchs(x: torch.Tensor) -> Any:
+        return torch_checkpoint.checkpoint(function, x, use_reentrant=False)
+
+    group = torch_checkpoint.GraphExecGroup
+    with pytest.raises(RuntimeError, match="two backward calls that overlap"):
+        run(same := group(), same, torchs)
+    with pytest.raises(retape.UsageError, match="two backward calls that overlap") as caught:
+        run(same := group(), same, ours)
+    assert 'region "two heads"' in str(caught.value)
+    none = contextlib.nullcontext()
+    expected = run(none, none, function)
+    for first, second in ((none, none), (group(), none), (group(), group())):
+        assert_same(run(first, second, ours), expected)
+
+
+def test_checkpoint_graph_execution_group_overlap_by_replay() -> None:
+    """Better: replay brings back what each backward needs, in a group too."""
+
+    def run(call: Callable) -> torch.Tensor:
+        x = leaf(8)
+        a, b = call(x)
+        with torch_checkpoint.GraphExecGroup():
             a.sum().backward(retain_graph=True)
             (a + b).sum().backward()
-        y = same_leaf(x)
-        c, d = both(y.tanh())
-        c.sum().backward(retain_graph=True)
-        (c + d).sum().backward()
-        assert_same(x.grad, y.grad, "overlapping")
+        return x.grad
+
+    assert_same(run(lambda x: checkpoint("replay", _both, x)), run(_both))
+
+
+def test_checkpoint_graph_execution_group_frees_what_it_brought_back() -> None:
+    """What the second run made for backwards that have not come yet goes with the graph, and not
+    only with the group."""
+    x = leaf(1 << 14)
+    group = torch_checkpoint.GraphExecGroup()
+    with retape.memory.Meter() as meter:
+        a, b = checkpoint("rerun", lambda v: (v.sin().cos(), v.cos().sin()), x)
+        with group:
+            a.sum().backward()
+        x.grad = None
+        assert meter.current - a.nbytes - b.nbytes >= x.nbytes  # cos(v), for the backward of b
+        with group:
+            b.sum().backward()
+        x.grad = None
+        assert meter.current - a.nbytes - b.nbytes < x.nbytes
+
+        a, b = checkpoint("rerun", lambda v: (v.sin().cos(), v.cos().sin()), x)
+        with group:
+            a.sum().backward()
+        x.grad = None
+        del a, b
+        assert meter.current < x.nbytes
 
 
 class Changing:

@@ -168,6 +168,70 @@ TEST(Policy, EveryResultOfAnOpIsAskedFor) {
   EXPECT_EQ(outputs, (std::vector<size_t>{0, 1, 2}));
 }
 
+TEST(Policy, SelectiveIsAskedOncePerOpWithItsArgumentsAndOutputs) {
+  const auto x = leaf({8, 16});
+  std::vector<std::string> seen;
+  Recompute scope(
+      Policy::selective([&](const OpCall& call) {
+        seen.push_back(call.op.schema().name() + " " + std::to_string(call.outputs.size()));
+        EXPECT_EQ(call.region, "block");
+        EXPECT_EQ(call.args.size(), call.op.schema().arguments().size());
+        EXPECT_TRUE(call.args[0].toTensor().requires_grad());
+        EXPECT_FALSE(call.outputs[0].toTensor().requires_grad());
+        return Decision::Keep;
+      }),
+      "block");
+  auto normed = std::get<0>(torch::native_layer_norm(x, {16}, {}, {}, 1e-5));
+  normed.t().exp();
+  EXPECT_EQ(seen, (std::vector<std::string>{"aten::native_layer_norm 3", "aten::t 1", "aten::exp 1"}));
+}
+
+TEST(Policy, SelectiveDecidesByArguments) {
+  const auto x = leaf({8, 8});
+  const auto trained = leaf({8, 8}, 8);
+  const auto frozen = leaf({8, 8}, 9).detach();
+  const auto loss_of = [&] { return x.mm(frozen).sin().mm(trained).sin().sum(); };
+  const auto expected = torch::autograd::grad({loss_of()}, {x, trained});
+  Recompute scope(Policy::selective([&](const OpCall& call) {
+    const bool product = call.op.schema().name() == "aten::mm";
+    return product && call.args[1].toTensor().requires_grad() ? Decision::Keep : Decision::Drop;
+  }));
+  const auto loss = loss_of();
+  scope.close();
+  const auto found = torch::autograd::grad({loss}, {x, trained});
+  EXPECT_EQ(scope.stats().ops_replayed, 2u);  // x.mm(frozen), and its sin
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(same_bits(found[i], expected[i]));
+  }
+}
+
+TEST(Policy, SelectiveThatThrowsLeavesNothingOpen) {
+  const auto x = leaf({8, 8});
+  {
+    Recompute scope(Policy::selective([](const OpCall&) -> Decision { throw std::invalid_argument("mine"); }));
+    EXPECT_THROW(x.sin(), std::invalid_argument);
+    EXPECT_THROW(x.t(), std::invalid_argument);
+  }
+  EXPECT_FALSE(is_recording());
+  EXPECT_THROW(Policy::selective(nullptr), UsageError);
+  EXPECT_EQ(Policy::selective([](const OpCall&) { return Decision::Keep; }).describe(), "selective");
+}
+
+TEST(Policy, DefaultNamesTheOverloadWithoutAName) {
+  const auto x = leaf({8, 8});
+  const auto replayed = [&](const Policy& policy) {
+    Recompute scope(policy);
+    const auto loss = x.mm(x).sin().sum();
+    scope.close();
+    loss.backward();
+    return scope.stats().ops_replayed;
+  };
+  EXPECT_EQ(replayed(drop_all()), 1u);
+  EXPECT_EQ(replayed(drop_all().keep_ops({"aten::mm.default"})), 0u);
+  EXPECT_EQ(replayed(drop_all().keep_ops({"aten::mm.out"})), 1u);
+  EXPECT_THROW(drop_all().keep_ops({"aten::mm.defaults"}), UsageError);
+}
+
 TEST(Policy, NestedScopesCompose) {
   const auto x = leaf({32, 32});
   const auto w = leaf({32, 32}, 8);

@@ -130,6 +130,57 @@ def test_clear_forgets_what_was_not_discarded(backend: str) -> None:
     assert same(expected(), block.grads())
 
 
+def test_outputs_are_the_tensors_of_the_last_call_until_they_are_back(backend: str) -> None:
+    """The attribute of OLMo-core's and Megatron's classes: None, a tuple of tensors, None again."""
+    block, ckpt = Block(), Counted(backend)
+    assert ckpt.outputs is None
+    h = ckpt.checkpoint(block.inner, block.x)
+    assert isinstance(ckpt.outputs, tuple)
+    assert [output is h for output in ckpt.outputs] == [True]
+    z = block.down(h)
+    assert ckpt.discard_output_and_register_recompute(z) == H
+    assert ckpt.outputs[0] is h
+    loss(z).backward()
+    assert ckpt.outputs is None
+    assert same(expected(), block.grads())
+
+
+def test_outputs_are_flat_and_in_order(backend: str) -> None:
+    block, ckpt = Block(), Counted(backend)
+    result = ckpt.checkpoint(lambda x: {"a": [x.sin(), 3], "b": (x.cos(), None)}, block.x)
+    assert [id(t) for t in ckpt.outputs] == [id(result["a"][0]), id(result["b"][0])]
+    ckpt.clear()
+    assert ckpt.outputs is None
+
+
+def test_outputs_are_those_of_a_plain_call_too(backend: str) -> None:
+    block, ckpt = Block(), Counted(backend)
+    with torch.no_grad():
+        h = ckpt.checkpoint(block.inner, block.x)
+    assert ckpt.outputs[0] is h
+
+
+def test_outputs_hold_nothing(backend: str) -> None:
+    """Peers hold the tensors until backward; here an output that the caller has dropped is gone."""
+    block, ckpt = Block(), Counted(backend)
+    block.forward(lambda: Counted(backend))  # torch sets up its dispatch modes at first use
+    gc.collect()
+    with retape.memory.Meter() as meter:
+        h = ckpt.checkpoint(block.inner, block.x)
+        assert len(ckpt.outputs) == 1
+        del h
+        assert meter.current == 0
+        assert ckpt.outputs == ()
+
+
+def test_backward_of_an_earlier_call_leaves_the_outputs_of_the_last(backend: str) -> None:
+    block, ckpt = Block(), Counted(backend)
+    first = block.forward(lambda: ckpt)
+    h = ckpt.checkpoint(block.inner, block.x)
+    loss(first).backward()
+    assert ckpt.outputs[0] is h
+
+
 def test_each_discard_finds_its_own_call(backend: str) -> None:
     """By the graph, not by the order of the calls."""
     block, ckpt = Block(), Counted(backend)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conformance.support import OpsSeen
 
 import retape
 from retape._bits import same_bits
@@ -50,7 +51,7 @@ def test_the_python_of_the_readme_runs_and_its_gradients_are_plain_ones(capsys):
 
 
 def test_the_python_of_the_checkpoint_page_runs_and_its_gradients_are_plain_ones():
-    block, _ = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
+    block, _, _ = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
     names: dict = {}
     exec(compile(block, "checkpoint.md", "exec"), names)
     model, x = names["block"], names["x"]
@@ -61,8 +62,26 @@ def test_the_python_of_the_checkpoint_page_runs_and_its_gradients_are_plain_ones
     assert all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_the_python_of_the_checkpoint_page_on_selective_policies_keeps_products():
+    _, block, _ = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
+    names: dict = {}
+    exec(compile(block, "checkpoint.md", "exec"), names)
+    model, contexts = names["block"], names["contexts"]
+    x = torch.randn(8, 16)
+
+    def replayed() -> list[str]:
+        loss = retape.checkpoint(model, x, context_fn=contexts).square().sum()
+        with OpsSeen() as seen:
+            loss.backward()
+        return [name for name in seen.names if name in ("addmm", "gelu")]
+
+    assert replayed() == ["gelu"]  # which the second product reads
+    model.requires_grad_(False)[0].bias.requires_grad_()
+    assert replayed() == ["addmm"]  # of a frozen weight, for the gradient of gelu
+
+
 def test_the_python_of_the_checkpoint_page_on_rows_runs_in_slices(capsys):
-    _, block = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
+    _, _, block = blocks((ROOT / "docs/checkpoint.md").read_text(encoding="utf-8"), "python")
     names: dict = {}
     exec(compile(block, "checkpoint.md", "exec"), names)
     assert "sliced=1, whole=0" in capsys.readouterr().out

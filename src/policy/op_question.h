@@ -1,0 +1,37 @@
+// OpQuestion: what a selective policy is asked about one op. It takes the arguments before the op runs,
+// which consumes them, and asks when the op has ended. Inert, and free, for any other policy.
+#pragma once
+
+#include "policy/policy_impl.h"
+#include "record/op_info.h"
+
+#include <ATen/core/stack.h>
+
+#include <string>
+#include <vector>
+
+namespace retape::detail {
+
+class OpQuestion {
+ public:
+  OpQuestion(const Policy::Impl& policy, const OpInfo& info, const torch::jit::Stack& stack)
+      : decide_(policy.decide_op && policy.birth(info) == Birth::Ask ? &policy.decide_op : nullptr),
+        info_(info) {
+    if (decide_ != nullptr) {
+      const auto args = torch::jit::last(stack, info.arguments);
+      args_.assign(args.begin(), args.end());
+    }
+  }
+
+  explicit operator bool() const { return decide_ != nullptr; }
+
+  // With the op's results on top of the stack. Not under a lock: the function may run anything.
+  Decision ask(const std::string& region, const torch::jit::Stack& stack) const;
+
+ private:
+  const OpPolicyFunction* decide_;
+  const OpInfo& info_;
+  std::vector<c10::IValue> args_;
+};
+
+}  // namespace retape::detail
