@@ -22,6 +22,8 @@ bool is_op(const py::handle& object, const char* kind) {
   return py::isinstance(object, py::module_::import("torch._ops").attr(kind));
 }
 
+}  // namespace
+
 std::string op_name(const char* function, const py::handle& op) {
   if (py::isinstance<py::str>(op)) {
     return op.cast<std::string>();
@@ -34,9 +36,11 @@ std::string op_name(const char* function, const py::handle& op) {
     return op.attr("_qualified_op_name").cast<std::string>();
   }
   throw UsageError(
-      std::string("[Policy.") + function + "] expected op names or torch.ops objects, got " + shown(op) +
+      std::string("[") + function + "] expected op names or torch.ops objects, got " + shown(op) +
       ". Fix: \"aten::mm\", torch.ops.aten.mm or torch.ops.aten.mm.default.");
 }
+
+namespace {
 
 // Schemas write dtypes, layouts and memory formats as numbers.
 py::object in_python(const c10::IValue& value, const c10::Argument& argument) {
@@ -69,7 +73,7 @@ std::vector<std::string> op_names(const char* function, const py::object& ops) {
   const bool one = py::isinstance<py::str>(ops) || is_op(ops, "OpOverload") || is_op(ops, "OpOverloadPacket");
   if (one || !py::isinstance<py::iterable>(ops)) {
     throw UsageError(
-        std::string("[Policy.") + function + "] expected a list of ops, got " + shown(ops) +
+        std::string("[") + function + "] expected a list of ops, got " + shown(ops) +
         ". Fix: [\"aten::mm\"] or [torch.ops.aten.mm.default].");
   }
   std::vector<std::string> names;

@@ -10,6 +10,10 @@
 
 namespace retape::python {
 
+// The name of an op given as a dispatcher name, an OpOverload (exactly that overload) or an
+// OpOverloadPacket (all of them). UsageError, in the name of `function`, for anything else.
+std::string op_name(const char* function, const pybind11::handle& op);
+
 // Names of ops given as dispatcher names, OpOverloads (exactly that overload) or OpOverloadPackets
 // (all of them). UsageError, in the name of `function`, for anything else.
 std::vector<std::string> op_names(const char* function, const pybind11::object& ops);

@@ -133,12 +133,12 @@ void bind_policy(py::module_& module) {
       .def_static("named", &Policy::named, py::arg("name"))
       .def(
           "keep_ops",
-          [](const Policy& p, const py::object& ops) { return p.keep_ops(op_names("keep_ops", ops)); },
+          [](const Policy& p, const py::object& ops) { return p.keep_ops(op_names("Policy.keep_ops", ops)); },
           py::arg("names"),
           "Keep results of these ops: names, OpOverloads or OpOverloadPackets.")
       .def(
           "drop_ops",
-          [](const Policy& p, const py::object& ops) { return p.drop_ops(op_names("drop_ops", ops)); },
+          [](const Policy& p, const py::object& ops) { return p.drop_ops(op_names("Policy.drop_ops", ops)); },
           py::arg("names"),
           "Drop results of these ops: names, OpOverloads or OpOverloadPackets.")
       .def("anchors", &Policy::anchors, py::arg("on"))

@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "op_call.h"
 
 #include <retape/binding.h>
 #include <retape/error.h>
@@ -70,6 +71,12 @@ void patch_torch() {
   py::module_::import("retape._torch_patches").attr("install")();
 }
 
+bool allows_mutation_on_saved_tensors() {
+  py::gil_scoped_acquire gil;
+  const auto graph = py::module_::import("torch.autograd.graph");
+  return graph.attr("_allow_mutation_on_saved_tensors_enabled").cast<bool>();
+}
+
 CallEffects op_effects(
     const std::string& op, const std::string& overload, const py::args& args, const py::kwargs& kwargs) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), overload.c_str());
@@ -135,7 +142,7 @@ void bind_recompute(py::module_& module) {
       will_write(tensor.cast<at::Tensor>());
     }
   });
-  module.def("replayable", &replayable, py::arg("op"));
+  module.def("replayable", [](const py::object& op) { replayable(op_name("replayable", op)); }, py::arg("op"));
   module.def("replayable_ops", &replayable_ops);
   module.def("intercepted_keys", [] {
     std::vector<int> keys;
@@ -158,6 +165,7 @@ void bind_recompute(py::module_& module) {
 
   set_identity_check(&has_identity);
   set_first_scope_hook(&patch_torch);
+  set_stand_aside_check(&allows_mutation_on_saved_tensors);
 }
 
 }  // namespace retape::python

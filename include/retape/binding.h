@@ -21,6 +21,12 @@ RETAPE_API void set_identity_check(IdentityCheck check);
 using FirstScopeHook = void (*)();
 RETAPE_API void set_first_scope_hook(FirstScopeHook hook);
 
+// True where the language has hooks of its own around a scope that Retape must leave alone (Python's
+// allow_mutation_on_saved_tensors): the scope then keeps everything. Asked when a scope opens inside
+// saved-tensor hooks.
+using StandAsideCheck = bool (*)();
+RETAPE_API void set_stand_aside_check(StandAsideCheck check);
+
 // The keys by which the core sees ops: a language with a dispatcher of its own lets them fall through.
 RETAPE_API std::vector<c10::DispatchKey> intercepted_keys();
 

@@ -65,20 +65,4 @@ def replayable(op: Any) -> None:
     op: "library::op" (every overload), "library::op.overload", an object of `torch.ops`, or what
         `torch.library.custom_op` returned.
     """
-    _C.replayable(name_of_op(op))
-
-
-def name_of_op(op: Any) -> str:
-    """The dispatcher's name of an op: "aten::mm" of an OpOverloadPacket, "aten::add.Tensor" of an
-    OpOverload, and of a name itself."""
-    if isinstance(op, str):
-        return op
-    overload = getattr(op, "_opoverload", op)  # of a CustomOpDef
-    name = getattr(overload, "_qualified_op_name", None) or getattr(overload, "name", None)
-    text = name() if callable(name) else name
-    if not isinstance(text, str):
-        raise _C.UsageError(
-            f"[replayable] expected the name of an op or an object of torch.ops, got {type(op).__name__}. "
-            'Fix: "mylib::op", or torch.ops.mylib.op.'
-        )
-    return text.removesuffix(".default")
+    _C.replayable(getattr(op, "_opoverload", op))

@@ -288,7 +288,7 @@ void Examiner::found(const Op& op, std::string kind, const std::string& what) {
     return;
   }
   throw ReplayMismatch(  // under the lock, see errors.h
-      "[recompute] " + where(op.region) + name + ": " + what +
+      "[recompute] " + where(op.region.get()) + name + ": " + what +
       ". Something past the dispatcher has changed what it reads (a kernel of its own, .data, numpy). "
       "Fix: Method::Rerun for that code, or keep the value: Policy::keep_ops({\"" + op.info->name.name +
       "\"}).");

@@ -209,7 +209,7 @@ size_t Output::discard() {
     return 0;
   }
   c10::DataPtr bytes;  // freed after the lock
-  auto text = unreadable(*this, value_->region);
+  auto text = unreadable(*this, value_->region.get());
   auto owner = std::make_unique<std::shared_ptr<Output>>(shared_from_this());
   std::lock_guard<std::mutex> lock(Outputs::all().mutex);
   if (written_ || discarded_) {

@@ -63,7 +63,7 @@ void throw_changed_in_place(
 
 void throw_root_changed(const Value& root) {
   std::ostringstream text;
-  text << "[recompute] " << where(root.region) << "a tensor of " << root.nbytes << " bytes that ";
+  text << "[recompute] " << where(root.region.get()) << "a tensor of " << root.nbytes << " bytes that ";
   if (root.readers.empty()) {
     text << "backward replays from ";
   } else {
@@ -107,7 +107,7 @@ void throw_overlap_in_group(const std::string& region, const OpInfo* op) {
 void throw_op_gone(const Op& op) {
   const auto& name = op.info->name.name;
   raise(ReplayMismatch(
-      "[recompute] " + where(op.region) + name +
+      "[recompute] " + where(op.region.get()) + name +
       " was recorded in forward and cannot be replayed: its library has been unloaded or reloaded since. "
       "Fix: keep the torch.library.Library alive until backward is over, or keep the op's results: "
       "Policy.full().keep_ops([\"" + name + "\"])."));
@@ -115,7 +115,7 @@ void throw_op_gone(const Op& op) {
 
 void throw_other_size(const Op& op, size_t expected, size_t got) {
   std::ostringstream text;
-  text << "[recompute] " << where(op.region) << op.info->name.name
+  text << "[recompute] " << where(op.region.get()) << op.info->name.name
        << " replayed a result of another size: expected " << expected << " bytes, got " << got
        << ". Fix: keep it: Policy::keep_ops({\"" << op.info->name.name << "\"}).";
   throw ReplayMismatch(text.str());

@@ -1,3 +1,4 @@
+#include <retape/binding.h>
 #include <retape/eager.h>
 #include <retape/error.h>
 #include <retape/recompute.h>
@@ -10,11 +11,23 @@
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <utility>
 
 namespace retape {
 
 namespace detail {
+
+namespace {
+
+std::atomic<StandAsideCheck> stand_aside_check{nullptr};
+
+bool stands_aside() {
+  const auto check = stand_aside_check.load();
+  return check != nullptr && check();
+}
+
+}  // namespace
 
 Region::Region(Policy policy, std::string name) : policy(std::move(policy)), name(std::move(name)) {}
 
@@ -36,15 +49,19 @@ Stats Region::stats() const {
 
 }  // namespace detail
 
+void set_stand_aside_check(StandAsideCheck check) {
+  detail::stand_aside_check.store(check);
+}
+
 Recompute::Recompute(Policy policy, std::string name, bool timed)
     : region_(std::make_shared<detail::Region>(std::move(policy), std::move(name))) {
   region_->timed = timed;
-  if (is_eager()) {
+  region_->hooks_outside = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
+  if (is_eager() || (region_->hooks_outside > 0 && detail::stands_aside())) {
     region_->inert = true;
     return;
   }
   detail::install_engine();
-  region_->hooks_outside = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
   region_->graph_task = torch::autograd::get_current_graph_task_id();
   detail::Recorder::open(region_);
 }

@@ -152,7 +152,7 @@ void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
       flags_ = interned(flags);
     }
     flight.op->info = &info;
-    flight.op->region = &region();
+    flight.op->region = scopes_.back();
     flight.op->flags = flags_;
     flight.op->order = order_++;
   }

@@ -62,7 +62,6 @@ void Recorder::open(std::shared_ptr<Region> region) {
   auto& recorder = *current_recorder;
   region->decider = make_decider(*region, recorder);
   region->open = true;
-  recorder.tape_->regions.push_back(region);
   if (recorder.tape_->examiner) {
     recorder.tape_->examiner->opened(region);
   }
@@ -106,7 +105,7 @@ void Recorder::hand_over(const Region& inner) {
   }
   std::vector<c10::intrusive_ptr<Value>> left;
   for (const auto& [storage, entry] : table_) {
-    if (entry.owned && entry.owned->region == &inner && entry.owned->recipe &&
+    if (entry.owned && entry.owned->region.get() == &inner && entry.owned->recipe &&
         !entry.owned->discardable && entry.owned->in_use_elsewhere()) {
       left.push_back(entry.owned);
     }
@@ -127,6 +126,7 @@ void Recorder::end() {
   TapeLock lock(*tape);
   table_.clear();
   given_.clear();
+  given_sweep_at_ = kSweepAt;
   aliases_.clear();
   foreign_.clear();
   sweep_at_ = kSweepAt;
@@ -209,7 +209,7 @@ c10::intrusive_ptr<Value> Recorder::describe(
     const c10::Storage& storage,
     const c10::VariableVersion& counter) {
   auto value = c10::make_intrusive<Value>();
-  value->region = &region();
+  value->region = scopes_.back();
   value->home = storage.getWeakStorageImpl();
   // Below autograd a result may still be wrapped anew (factories are), with another counter, and
   // only if nobody holds this one: then the counter is taken when the tensor is first seen.
@@ -387,7 +387,13 @@ void Recorder::save(Token& token, const at::Tensor& tensor) {
 }
 
 void Recorder::count_given(const c10::Storage& storage, bool leaf) {
-  if (given_.emplace(storage.unsafeGetStorageImpl(), true).second) {
+  if (given_.size() >= given_sweep_at_) {
+    for (auto it = given_.begin(); it != given_.end();) {
+      it = it->second.expired() ? given_.erase(it) : std::next(it);
+    }
+    given_sweep_at_ = std::max(kSweepAt, 2 * given_.size());
+  }
+  if (given_.emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl()).second) {
     auto& counters = region().counters;
     counters.values_saved.add(1);
     counters.bytes_saved.add(storage.nbytes());

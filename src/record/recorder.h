@@ -40,6 +40,7 @@ class Recorder final : private Shelf {
   c10::intrusive_ptr<Value> made_since(uint64_t first, const at::Tensor& tensor);
   size_t depth() const { return scopes_.size(); }
   Region& region() { return *scopes_.back(); }
+  const std::shared_ptr<Region>& innermost() const { return scopes_.back(); }
 
   // What happens now is not forward: an op is running already, or a backward.
   bool off() const { return flight_ != nullptr || in_other_backward(); }
@@ -163,7 +164,9 @@ class Recorder final : private Shelf {
   c10::intrusive_ptr<Tape> tape_;
   std::vector<std::shared_ptr<Region>> scopes_;
   ska::flat_hash_map<const c10::StorageImpl*, Entry> table_;
-  ska::flat_hash_map<const c10::StorageImpl*, bool> given_;  // roots that autograd saved
+  // Roots that autograd saved.
+  ska::flat_hash_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> given_;
+  size_t given_sweep_at_ = kSweepAt;
   ska::flat_hash_map<const c10::StorageImpl*, Aliases> aliases_;
   ForeignMemory foreign_;
   size_t sweep_at_ = kSweepAt;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <mutex>
 #include <set>
+#include <string_view>
 
 namespace retape {
 
@@ -29,7 +30,10 @@ std::string with_overload(const c10::OperatorName& op) {
 
 }  // namespace
 
-void replayable(const std::string& op) {
+void replayable(const std::string& name) {
+  constexpr std::string_view kDefault = ".default";  // as Python calls the overload without a name
+  const bool is_default = std::string_view(name).ends_with(kDefault);
+  const auto op = is_default ? name.substr(0, name.size() - kDefault.size()) : name;
   const auto colons = op.find("::");
   if (colons == 0 || colons == std::string::npos || colons + 2 == op.size()) {
     throw UsageError(

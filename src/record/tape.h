@@ -1,6 +1,6 @@
 // Tape: the recording of one outermost scope, shared by the scope and the tokens it gave out.
 // It owns no op and no value: those are owned by who can still ask for them (value.h). What it
-// holds is their lock and the regions that they name.
+// holds is their lock.
 #pragma once
 
 #include "record/value.h"
@@ -17,7 +17,6 @@ class Examiner;
 
 struct Tape final : c10::intrusive_ptr_target {
   std::mutex mutex;
-  std::vector<std::shared_ptr<Region>> regions;
   uint64_t plans = 0;  // of replay, so far
   std::shared_ptr<Examiner> examiner;  // null: nobody compares
   uint64_t number = 0;                 // for the examiner

@@ -46,7 +46,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
 
   c10::intrusive_ptr<Op> recipe;  // null: a root, or kept for good
   uint32_t slot = 0;              // which of the recipe's results
-  Region* region = nullptr;       // where it was made
+  std::shared_ptr<Region> region;  // where it was made
 
   c10::Storage data;
   Hold hold = Hold::None;
@@ -137,7 +137,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   ~Op() override;
 
   const OpInfo* info = nullptr;
-  Region* region = nullptr;
+  std::shared_ptr<Region> region;
   const Flags* flags = nullptr;  // interned
   uint64_t order = 0;            // position in forward
   c10::SmallVector<c10::IValue, 6> args;  // tensors taken out

@@ -63,7 +63,7 @@ bool is_kept_by_autocast(const Step& step, const Program& program) {
 class RowsCall {
  public:
   RowsCall(const Rows& rows, Policy policy, std::string name, const Tensors& inputs)
-      : rows_(rows), scope_(std::move(policy), std::move(name)), region_(Recorder::current()->tape().regions.back()),
+      : rows_(rows), scope_(std::move(policy), std::move(name)), region_(Recorder::current()->innermost()),
         tape_(c10::intrusive_ptr<Tape>::reclaim_copy(&Recorder::current()->tape())) {
     listener_.emplace();
     choose_carriers(inputs);
