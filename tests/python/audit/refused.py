@@ -1,0 +1,3 @@
+"""Overloads that are not called, each with its reason."""
+
+REFUSED: dict[str, str] = {}
