@@ -14,8 +14,7 @@ import resource
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,12 @@ PATIENCE = 60  # seconds of one child
 BATCH = 12
 
 
-def in_child(work: Callable[[Checker], None]) -> Report | None:
+def in_child(work: Callable[[Checker], None], seen: dict[str, set[str]]) -> Report | None:
     """The report of what `work` did; None if the process died of it."""
     with tempfile.TemporaryFile() as file:
         pid = os.fork()
         if pid == 0:
-            _child(work, file)
+            _child(work, seen, file)
         _, status = os.waitpid(pid, 0)
         if status != 0:
             return None
@@ -42,7 +41,7 @@ def in_child(work: Callable[[Checker], None]) -> Report | None:
         return pickle.load(file)
 
 
-def _child(work: Callable[[Checker], None], file: Any) -> None:
+def _child(work: Callable[[Checker], None], seen: dict[str, set[str]], file: Any) -> None:
     status = 1
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -51,7 +50,7 @@ def _child(work: Callable[[Checker], None], file: Any) -> None:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        checker = Checker()
+        checker = Checker(seen)
         work(checker)
         pickle.dump(checker.report, file)
         file.flush()
@@ -60,44 +59,70 @@ def _child(work: Callable[[Checker], None], file: Any) -> None:
         os._exit(status)
 
 
-def in_batches(
-    jobs: list[Any], size: int, work: Callable[[Any, Checker], None], total: Report
-) -> list[Any]:
-    """Adds what all jobs found to `total`; returns those that ended their process."""
+def over_database(entries: list[str], total: Report) -> list[str]:
+    """Adds what all entries show to `total`; returns those that ended their process."""
 
-    def several(some: list[Any]) -> Report | None:
-        return in_child(lambda checker: [work(job, checker) for job in some] and None)
+    def run(some: list[str]) -> Report | None:
+        return in_child(lambda c: [database.audit_entry(name, c) for name in some] and None, total.signatures)
 
     died = []
-    for start in range(0, len(jobs), size):
-        batch = jobs[start : start + size]
-        report = several(batch)
+    for batch in _batches(entries, "entries of the database"):
+        report = run(batch)
         if report is not None:
             total.add(report)
             continue
-        for job in batch:
-            report = several([job])
+        for name in batch:
+            report = run([name])
             if report is None:
-                died.append(job)
+                died.append(name)
             else:
                 total.add(report)
     return died
 
 
+def over_schemas(families: list[list[str]], total: Report) -> set[tuple[str, int]]:
+    """The same of overloads; returns the calls, by number, that ended their process."""
+    progress = schemas.Progress()
+    fatal: set[tuple[str, int]] = set()
+
+    def run(some: list[list[str]]) -> Report | None:
+        return in_child(
+            lambda c: [schemas.audit_family(f, c, progress, fatal) for f in some] and None,
+            total.signatures,
+        )
+
+    for batch in _batches(families, "families of overloads"):
+        report = run(batch)
+        if report is not None:
+            total.add(report)
+            continue
+        fatal.add(progress.get())
+        for family in batch:
+            while (report := run([family])) is None:
+                fatal.add(progress.get())
+            total.add(report)
+    return fatal
+
+
+def _batches(jobs: list[Any], what: str) -> Iterator[list[Any]]:
+    for start in range(0, len(jobs), BATCH):
+        print(f"{start} of {len(jobs)} {what}", file=sys.stderr, flush=True)
+        yield jobs[start : start + BATCH]
+
+
 def run(part: int, parts: int) -> dict[str, Any]:
     """Every `parts`-th entry and family, from `part` on: all of them with 0 of 1."""
-    begun = time.process_time() + sum(os.times()[2:4])
+    begun = sum(os.times()[:4])
     total = Report()
-    died = in_batches(database.entries()[part::parts], BATCH, database.audit_entry, total)
+    died = over_database(database.entries()[part::parts], total)
+    print(f"database: {sum(os.times()[:4]) - begun:.0f} s", file=sys.stderr)
     rest = set(overloads()) - set(total.calls) if parts == 1 else set(overloads())
-    families = schemas.families(rest)[part::parts]
-    crashed = in_batches(families, BATCH, schemas.audit_family, total)
-    for family in crashed:  # which overload of it?
-        died += sum(in_batches([[n] for n in family], 1, schemas.audit_family, total), [])
+    fatal = over_schemas(schemas.families(rest)[part::parts], total)
     ran = set(total.calls) | total.composites
     return {
         "torch": torch.__version__,
-        "died": sorted(set(died)),
+        "died": died,
+        "fatal": sorted(f"{name}, call {number}" for name, number in fatal),
         "overloads": len(overloads()),
         "ran": sorted(ran),
         "not called": {n: total.errors.get(n, "") for n in sorted(set(overloads()) - ran)},
@@ -106,10 +131,13 @@ def run(part: int, parts: int) -> dict[str, Any]:
         "counts": dict(total.counts),
         "findings": total.findings,
         "notes": total.notes,
-        "hidden": {name: sorted(places) for name, places in sorted(total.hidden.items())},
+        "hidden": {
+            name: {"arguments": sorted(arguments), "recipe": any(arguments.values())}
+            for name, arguments in sorted(total.hidden.items())
+        },
         "uninitialized": sorted(total.uninitialized),
         "replaced": sorted(total.replaced - total.survives),
-        "seconds": time.process_time() + sum(os.times()[2:4]) - begun,
+        "seconds": round(sum(os.times()[:4]) - begun),
     }
 
 

@@ -27,7 +27,7 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)  # by overload
     signatures: dict[str, set[str]] = field(default_factory=dict)
-    hidden: dict[str, set[int]] = field(default_factory=dict)
+    hidden: dict[str, dict[str, bool]] = field(default_factory=dict)  # argument: may it be replayed?
     uninitialized: set[str] = field(default_factory=set)
     survives: set[str] = field(default_factory=set)  # writes, and something of the old content stays
     replaced: set[str] = field(default_factory=set)  # writes, and nothing of it stays
@@ -41,8 +41,8 @@ class Report:
         self.calls += other.calls
         for name, keys in other.signatures.items():
             self.signatures.setdefault(name, set()).update(keys)
-        for name, places in other.hidden.items():
-            self.hidden.setdefault(name, set()).update(places)
+        for name, arguments in other.hidden.items():
+            self.hidden.setdefault(name, {}).update(arguments)
         self.uninitialized |= other.uninitialized
         self.survives |= other.survives
         self.replaced |= other.replaced
@@ -79,16 +79,24 @@ def _tensor_types(op: Any) -> bool:
     return any("Tensor" in str(r.type) for r in op._schema.returns)
 
 
+class ReachedOutside(Exception):
+    """The op wrote outside of its arguments: they do not fit each other, and show nothing."""
+
+
+def _refuses_to_resize(error: Exception) -> bool:
+    return "not resizable" in str(error) or "cannot resize" in str(error).lower()
+
+
 class Checker:
-    def __init__(self) -> None:
+    def __init__(self, seen: dict[str, set[str]] | None = None) -> None:
         self.report = Report()
+        self._seen = seen or {}  # signatures that were called before, elsewhere
 
     def wants(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Another signature of this overload, as long as it has not been called often."""
         name = op.name()
-        seen = self.report.signatures.setdefault(name, set())
-        key = signature(op, args, kwargs)
-        if key in seen or len(seen) >= CALLS:
+        seen = self.report.signatures.get(name, set()) | self._seen.get(name, set())
+        if len(seen) >= CALLS or signature(op, args, kwargs) in seen:
             return False
         return sum(x.untyped_storage().nbytes() for x in tensors_in((args, kwargs))) <= LARGEST
 
@@ -97,17 +105,31 @@ class Checker:
         rng = torch.get_rng_state()
         try:
             with torch.no_grad():
-                return self._call(op, args, kwargs, rng)
+                self._resizable: Any = ()
+                try:
+                    return self._call(op, args, kwargs, rng)
+                except RuntimeError as error:
+                    if not _refuses_to_resize(error):
+                        raise
+                    self._resizable = [
+                        value for place, value in by_position(op, args, kwargs).items()
+                        if op._schema.arguments[place].alias_info
+                    ]
+                    torch.set_rng_state(rng)
+                    return self._call(op, args, kwargs, rng)
         finally:
             poison(0)
             torch.set_rng_state(rng)
 
     def _call(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rng: torch.Tensor) -> Any:
         effects = effects_of(op, args, kwargs)
-        copier = Copier()
+        copier = Copier(self._resizable)
         args_, kwargs_ = copier((args, kwargs))
         before = self._snapshot(op, args_, kwargs_)
         result = op(*args_, **kwargs_)
+        if copier.reached_outside():
+            self.report.counts["calls that wrote outside of their arguments"] += 1
+            raise ReachedOutside(op.name())
         name, key = op.name(), signature(op, args, kwargs)
         self.report.calls[name] += 1
         self.report.signatures.setdefault(name, set()).add(key)
@@ -136,14 +158,15 @@ class Checker:
             if raw(storage) == content:
                 continue
             if storage._cdata not in theirs:
-                report.hidden.setdefault(op.name(), set()).add(place)
+                argument = op._schema.arguments[place].name
+                report.hidden.setdefault(op.name(), {})[argument] = effects.recipe
             if storage._cdata not in known:
                 self._finding("written, not known", op, key, place)
 
     def _run(self, op: Any, args: Any, kwargs: Any, rng: torch.Tensor, filled: frozenset[int],
              pattern: int, byte: int) -> list[bytes]:
         """Bytes that can be seen afterwards: of results, of filled arguments' storages, of the written."""
-        args, kwargs = Copier()((args, kwargs))
+        args, kwargs = Copier(self._resizable)((args, kwargs))
         given = by_position(op, args, kwargs)
         for place in filled:
             for x in tensors_in(given[place]):

@@ -66,15 +66,33 @@ def fill(x: torch.Tensor, byte: int) -> None:
         ctypes.memset(x.untyped_storage().data_ptr(), value, size)
 
 
-class Copier:
-    """Copies tensors; those that share a storage share the copy of it."""
+GUARD = 4096  # bytes of zeros before and after what an op is given
+LINE = 64
 
-    def __init__(self) -> None:
+
+class Copier:
+    """Copies tensors; those that share a storage share the copy of it.
+
+    Copies lie between zeros. An op whose arguments do not fit each other may read outside of them: it
+    reads the same each time then, and what it writes there shows. Such memory cannot be resized;
+    `resizable` does without, for the tensors in it.
+    """
+
+    def __init__(self, resizable: Any = ()) -> None:
+        self._resizable = {x.untyped_storage()._cdata for x in tensors_in(resizable)}
         self._copies: dict[int, torch.UntypedStorage] = {}
         self._generators: dict[int, torch.Generator] = {}
+        self._guarded: list[tuple[bytearray, int, int]] = []
 
     def __call__(self, value: Any) -> Any:
         return tree_map(self._copy, value)
+
+    def reached_outside(self) -> bool:
+        """Something was written to the zeros around the copies."""
+        return any(
+            memory.count(0, 0, start) != start or memory.count(0, end) != len(memory) - end
+            for memory, start, end in self._guarded
+        )
 
     def _copy(self, x: Any) -> Any:
         if isinstance(x, torch.Generator):
@@ -89,9 +107,20 @@ class Copier:
             return x.clone()
         storage = x.untyped_storage()
         if storage._cdata not in self._copies:
-            self._copies[storage._cdata] = storage.clone()
+            self._copies[storage._cdata] = self._copy_of(storage)
         copy = torch.empty(0, dtype=x.dtype)
         copy.set_(self._copies[storage._cdata], x.storage_offset(), x.shape, x.stride())
         if x.is_conj():
             copy = torch._conj(copy)
         return torch._neg_view(copy) if x.is_neg() else copy
+
+    def _copy_of(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        size = storage.nbytes()
+        if size == 0 or storage._cdata in self._resizable:
+            return storage.clone()
+        memory = bytearray(size + 2 * GUARD + LINE)
+        start = GUARD + -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % LINE
+        copy = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).untyped_storage()
+        ctypes.memmove(copy.data_ptr(), storage.data_ptr(), size)
+        self._guarded.append((memory, start, start + size))
+        return copy

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ from .effects import is_composite
 from .refused import REFUSED
 from .variants import overloads
 
-TRIES = 300
+TRIES = 200
+FATAL = 5  # calls that end the process, until an overload is left alone
 WANTED = 3  # accepted calls
 
 
@@ -32,24 +35,52 @@ def _is_written(name: str) -> bool:
     return any(a.alias_info and a.alias_info.is_write for a in overloads()[name]._schema.arguments)
 
 
-def audit_family(names: list[str], checker: Checker) -> None:
+@dataclass
+class Progress:
+    """Which call is made now, in memory that outlives the process that makes it."""
+
+    memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 512))
+
+    def set(self, name: str, number: int) -> None:
+        self.memory.seek(0)
+        self.memory.write(f"{name} {number}\n".encode())
+
+    def get(self) -> tuple[str, int]:
+        self.memory.seek(0)
+        name, number = self.memory.readline().decode().split()
+        return name, int(number)
+
+
+def audit_family(
+    names: list[str], checker: Checker, progress: Progress, fatal: set[tuple[str, int]]
+) -> None:
+    """All but the calls in `fatal`, which ended their process before."""
     audit = Audit(checker)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
             if name not in REFUSED:
                 torch.manual_seed(0)
-                _audit_overload(overloads()[name], checker, audit)
+                skipped = {number for other, number in fatal if other == name}
+                _audit_overload(overloads()[name], checker, audit, progress, skipped)
 
 
-def _audit_overload(op: Any, checker: Checker, audit: Audit) -> None:
+def _audit_overload(
+    op: Any, checker: Checker, audit: Audit, progress: Progress, skipped: set[int]
+) -> None:
     maker = Maker(op.name())
     accepted = 0
-    for _ in range(TRIES):
+    for number in range(TRIES):
+        if accepted == WANTED or len(skipped) >= FATAL:
+            return
         try:
             args, kwargs = maker.call(op)
-        except Unmakeable:
+        except Unmakeable as error:
+            checker.report.errors[op.name()] = f"no rule makes a {error}"
             return
+        if number in skipped:
+            continue
+        progress.set(op.name(), number)
         try:
             if is_composite(op):
                 with audit, torch.no_grad():
@@ -64,5 +95,3 @@ def _audit_overload(op: Any, checker: Checker, audit: Audit) -> None:
             checker.report.errors[op.name()] = str(error).partition("\n")[0][:160]
             continue
         accepted += 1
-        if accepted == WANTED:
-            return
