@@ -22,6 +22,14 @@ def overloads() -> dict[str, Any]:
     return {op.name(): op for op in found.values()}
 
 
+@functools.cache
+def _of_base() -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for op in overloads().values():
+        found.setdefault(op._schema.name, []).append(op)
+    return found
+
+
 def _names(op: Any, out: bool = True) -> tuple[str, ...]:
     return tuple(a.name for a in op._schema.arguments if out or not a.is_out)
 
@@ -36,13 +44,13 @@ def variants(op: Any) -> tuple[list[Any], list[Any]]:
     base = op._schema.name
     outs = [
         other
-        for other in overloads().values()
-        if other._schema.name == base and _is_out(other) and _names(other, out=False) == _names(op)
+        for other in _of_base().get(base, ())
+        if _is_out(other) and _names(other, out=False) == _names(op)
     ]
     places = [
         other
-        for other in overloads().values()
-        if other._schema.name == base + "_" and set(_names(other)) <= set(_names(op))
+        for other in _of_base().get(base + "_", ())
+        if set(_names(other)) <= set(_names(op))
         and other._schema.overload_name == op._schema.overload_name
     ]
     return outs, places
