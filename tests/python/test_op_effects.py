@@ -62,6 +62,16 @@ def test_the_audit_reaches_as_many_overloads_as_it_did(part: dict[str, Any]) -> 
     assert part["died"] == []
 
 
+def test_the_table_in_the_docs_is_of_this_torch_and_without_findings() -> None:
+    page = (ROOT / "docs/proofs.md").read_text(encoding="utf-8")
+    table = page.split("<!-- effects: begin -->\n")[1].split("<!-- effects: end -->")[0]
+    assert f"torch {torch.__version__}." in table, "out of date. Fix: make proofs"
+    assert f"| aten overloads | {len(overloads()):,} |" in table, "out of date. Fix: make proofs"
+    for row in ("does not know of", "Retape assumes that none does", "that would be replayed"):
+        (line,) = [line for line in table.splitlines() if row in line]
+        assert line.endswith("| 0 |"), line
+
+
 X, W, MEAN, VAR = (torch.rand(shape) for shape in ((2, 3, 4), (3,), (3,), (3,)))
 HIDDEN = [
     (aten.native_batch_norm.default, (X, W, W, MEAN, VAR, True, 0.1, 1e-5), {3, 4}),

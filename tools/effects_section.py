@@ -1,4 +1,4 @@
-"""What the audit found, as a part of docs/proofs.md."""
+"""The section of docs/proofs.md on what ops write, from what `python -m tests.python.audit` counted."""
 
 from __future__ import annotations
 
