@@ -30,7 +30,7 @@ REASONS = {
 
 
 OF_DATABASE = (torch.float32, torch.complex64)
-LARGEST = 2_000  # elements of a sample
+LARGEST = 1_000  # elements of a sample
 
 
 def everything_dropped() -> Any:
@@ -41,6 +41,10 @@ def _is_float(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
+def _is_leaf(x: Any) -> bool:
+    return _is_float(x) and x.requires_grad
+
+
 def _at(x: Any, offset: int) -> Any:
     return placed(x, offset - offset % x.element_size()) if isinstance(x, torch.Tensor) else x
 
@@ -49,15 +53,12 @@ def _run(op: Any, sample: Any, offset: int, frozen: bool, recomputed: bool) -> d
     """Outputs and gradients. With `frozen`, of several inputs only one has a gradient."""
     flat, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     given = [_at(x, offset) for x in flat]
-    leaves = [
-        copy for x, copy in zip(flat, given, strict=True)
-        if isinstance(x, torch.Tensor) and x.requires_grad and _is_float(copy)
-    ]
+    leaves = [copy for x, copy in zip(flat, given, strict=True) if _is_leaf(x)]
     if frozen and len(leaves) > 1:
         leaves = [leaves[offset // 4 % len(leaves)]]
     for x in leaves:
         x.requires_grad_()
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)  # torch.manual_seed takes a stack trace
 
     def forward() -> list[torch.Tensor]:
         input_, args, kwargs = tree_unflatten(given, spec)
@@ -82,9 +83,10 @@ def _run(op: Any, sample: Any, offset: int, frozen: bool, recomputed: bool) -> d
 
 def _sample(op: Any, dtype: torch.dtype) -> Any:
     """The first one that is neither empty nor large."""
-    torch.manual_seed(0)
-    samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=True), 20))
-    fit = (s for s in samples if 4 <= _numel(s) <= LARGEST and s.kwargs.get("driver", "") is not None)
+    torch.default_generator.manual_seed(0)
+    # op.sample_inputs takes a stack trace of each sample; its function does not.
+    samples = list(itertools.islice(op.sample_inputs_func(op, torch.device("cpu"), dtype, True), 12))
+    fit = (s for s in samples if 10 <= _numel(s) <= LARGEST and s.kwargs.get("driver", "") is not None)
     return next(fit, None) or min(samples, key=_numel)
 
 
@@ -97,8 +99,10 @@ def test_every_op_reads_given_memory_at_its_own_alignment(op: Any) -> None:
         assert name in REASONS, f"{name}: no gradient and no reason given"
         return
     sample = _sample(op, dtype)
+    leaves = [x for x in tree_flatten((sample.input, sample.args, sample.kwargs))[0] if _is_leaf(x)]
     wrong, compared = [], 0
-    for offset, frozen in zip(offsets(dtype), itertools.cycle((False, True, True)), strict=False):
+    ways = list(itertools.product(offsets(dtype), (False, True) if len(leaves) > 1 else (False,)))
+    for offset, frozen in ways:
         eager = _run(op, sample, offset, frozen, recomputed=False)
         again = _run(op, sample, offset, frozen, recomputed=True)
         compared += "error" not in eager
@@ -108,7 +112,7 @@ def test_every_op_reads_given_memory_at_its_own_alignment(op: Any) -> None:
             assert twice is None, f"{name}: eager differs from itself at {offset}: {twice}"
             wrong.append(f"offset {offset}, {'one leaf' if frozen else 'all leaves'}: {difference}")
     assert wrong == [], f"{name}: {len(wrong)} differ\n" + "\n".join(wrong[:4])
-    assert compared == len(offsets(dtype)), f"{name}: eager raised {len(offsets(dtype)) - compared} times"
+    assert compared == len(ways), f"{name}: eager raised {len(ways) - compared} times"
 
 
 LENGTHS = (7, 33, 65, 100, 1000)

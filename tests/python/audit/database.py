@@ -103,7 +103,7 @@ def audit_entry(name: str, checker: Checker) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for dtype in (d for d in DTYPES if d in op.supported_dtypes("cpu")):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             for sample in _samples(op, dtype):
                 for form in _forms(op, sample):
                     try:

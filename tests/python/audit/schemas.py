@@ -60,7 +60,7 @@ def audit_family(
         warnings.simplefilter("ignore")
         for name in names:
             if name not in REFUSED:
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)
                 skipped = {number for other, number in fatal if other == name}
                 _audit_overload(overloads()[name], checker, audit, progress, skipped)
 
