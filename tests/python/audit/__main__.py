@@ -24,7 +24,7 @@ from . import database, schemas
 from .check import Checker, Report
 from .variants import overloads
 
-PATIENCE = 60  # seconds of one child
+PATIENCE = 20  # seconds of a batch, in a child
 BATCH = 12
 
 
@@ -96,11 +96,14 @@ def over_schemas(families: list[list[str]], total: Report) -> set[tuple[str, int
         if report is not None:
             total.add(report)
             continue
-        fatal.add(progress.get())
         for family in batch:
-            while (report := run([family])) is None:
-                fatal.add(progress.get())
-            total.add(report)
+            while family and (report := run([family])) is None:
+                call = progress.get()
+                if call in fatal:  # what it did to the heap shows later: without this overload, then
+                    family = [name for name in family if name != call[0]]
+                fatal.add(call)
+            if family:
+                total.add(report)
     return fatal
 
 
