@@ -79,6 +79,7 @@ bench: build
 
 # The tables of docs/proofs.md, and the page with the hazards.
 proofs: build
+	OMP_NUM_THREADS=1 $(PY) -m tests.python.audit --json $(BUILD)/audit.json
 	OMP_NUM_THREADS=1 $(PY) tools/proofs_page.py
 	OMP_NUM_THREADS=1 $(PY) -m retape verify --hazards --html $(BUILD)/hazards.html
 

@@ -10,6 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
+import effects_section
 import programs_section
 import torch
 
@@ -37,6 +38,8 @@ def tables(hf: Path | None) -> dict[str, str]:
     }
     if tallies := list(ROOT.glob("build/fuzz/seeds_*.json")):  # else it stays as it is: make fuzz takes long
         made["programs"] = programs_section.markdown(*programs_section.added_up(tallies))
+    if (audit := ROOT / "build/audit.json").exists():  # else it stays as it is: `make proofs` runs it
+        made["effects"] = effects_section.markdown(json.loads(audit.read_text(encoding="utf-8")))
     return made
 
 
