@@ -8,10 +8,11 @@ checkpointed functions, no_grad, autocast. `maker.py` makes one from a seed, `pr
 runs it, `shrink.py` reduces one that fails.
 """
 
+from . import steps, steps_extensions, steps_memory  # noqa: F401 - they add kinds
+from .kinds import KINDS
 from .maker import make
 from .program import BACKWARDS, BLOCKS, Program, check, difference, printed, run, source
 from .shrink import report, shrink
-from .steps import KINDS
 
 __all__ = [
     "BACKWARDS",

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from . import prelude
+from . import extensions, prelude
 from .fillers import LIMIT, NoFit, Values, storage, usable
-from .program import BACKWARDS, INPLACE, Program, Step, difference, run
-from .steps import KINDS
+from .kinds import KINDS
+from .program import BACKWARDS, INPLACE, Program, Step, difference, names_of_programs, run
 
 POLICIES = (
     '"full"',
@@ -29,6 +29,10 @@ POLICIES = (
     'R.Policy.full().keep_ops(["aten::native_dropout", "aten::add", "aten::addmm"])',
     'R.Policy.none().drop_ops(["aten::mul", "aten::tanh", "aten::native_layer_norm"])',
     'R.Policy.cheap().drop_ops(["aten::mm", "aten::bmm", "aten::addmm"])',
+)
+BLOCKS_BY_CHANCE = (
+    *("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"),
+    *("no_grad", "frozen", "mode", "flop_counter"),
 )
 LOSS_TERMS = (
     "{}.float().sum()",
@@ -53,11 +57,12 @@ class _Maker:
     def __init__(self, rng: random.Random, seed: int) -> None:
         self.rng = rng
         self.seed = seed % 2**31
-        self.env: dict[str, Any] = dict(vars(prelude))
+        self.env: dict[str, Any] = names_of_programs() | {"R": prelude.Plain()}
         self.steps: list[Step] = []
         self.count = 0
         self.writes_behind = False
         self.writes_given = False
+        self.unseen_given = False
         self.blocks: list[_Block] = []
         self.leaves = self._leaves()
         self.values = Values(rng, self.env, set(self._tensors()))
@@ -83,18 +88,28 @@ class _Maker:
             "kernel1": (2, t, 3),
             "kernel2": (2, 1, 2, 2),
         }
-        lines = [f'{n} = seen.leaf("{n}", {s})' for n, s in shapes.items()]
-        for name, shape in {"buffer": (b, t, d), "column": (d,), "state": (d, d)}.items():
-            lines.append(f'{name} = seen.leaf("{name}", {shape}, grad=False)')
+        frozen = {"buffer": (b, t, d), "column": (d,), "state": (d, d), "cache": (b, t + 2, d)}
+        lines = [self._leaf(name, shape, True) for name, shape in shapes.items()]
+        lines += [self._leaf(name, shape, False) for name, shape in frozen.items()]
         lines.append(f'mean = seen.leaf("mean", ({d},), grad=False)')
         lines.append(f'var = seen.leaf("var", ({d},), grad=False, low=0.5)')
         lines.append(f'index = seen.indices("index", ({b}, {t}), {t})')
+        lines.append('calls = seen.given("calls", count_from_zero())')
         self.env["seen"] = prelude.Seen()
         torch.manual_seed(self.seed)
         self.env["gen"] = self.env["seen"].generator("gen", self.seed + 1)
         for line in lines:
             exec(line, self.env)
         return tuple(lines)
+
+    def _leaf(self, name: str, shape: tuple[int, ...], grad: bool) -> str:
+        """One in eight lies where no allocator of torch would put it."""
+        if self.rng.random() < 0.875:
+            return f'{name} = seen.leaf("{name}", {shape}{"" if grad else ", grad=False"})'
+        where = self.rng.choice(("placed", "buffered")), self.rng.randrange(1, 16)
+        values = f"{where[0]}(torch.empty({shape}).uniform_(-1, 1), {where[1]})"
+        required = ".requires_grad_()" if grad else ""
+        return f'{name} = seen.given("{name}", {values}{required})'
 
     def open(self, block: str, length: int) -> None:
         self.count += 1
@@ -109,6 +124,10 @@ class _Maker:
             stack.enter_context(torch.no_grad())
         elif block == "autocast":
             stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+        elif block == "mode":
+            stack.enter_context(extensions.Redispatch())
+        elif block == "flop_counter":
+            stack.enter_context(extensions.FlopCounterMode(display=False))
         self.steps.append(Step("open", holes))
         end = len(self.steps) + length
         self.blocks.append(_Block(block, self.count, stack, set(self._tensors()), end))
@@ -130,6 +149,7 @@ class _Maker:
         kind = self.rng.choices(list(KINDS.values()), [k.weight for k in KINDS.values()])[0]
         scopes = (b.number for b in self.blocks if b.kind in ("scope", "checkpoint"))
         self.values.scope = next(scopes, 0)
+        self.values.frozen_only = any(b.kind == "frozen" for b in self.blocks)
         try:
             holes = kind.fill(self.values)
         except NoFit:
@@ -137,6 +157,9 @@ class _Maker:
         if kind.name == "delete" and holes["a"] in self._before_innermost_function() | {"?"}:
             return False
         written = [self.env[holes[letter]] for letter in kind.writes]
+        hidden = kind.unseen or any(storage(t) in self.values.aliased for t in written)
+        if hidden and any(map(self.values.frozen, written)):
+            return False  # eager would not notice either: it promises nothing
         behind = any(map(self.values.behind_a_scope, written))
         given = any(storage(tensor) in self.given for tensor in written)
         results = tuple(f"v{self.count + i}" for i in range(kind.results))
@@ -160,10 +183,13 @@ class _Maker:
             return False
         self.writes_behind |= behind
         self.writes_given |= given
-        if self.values.scope:
+        self.unseen_given |= given and hidden
+        self.values.aliased.update(storage(self.env[holes[letter]]) for letter in kind.aliases)
+        if self.values.scope or "R." in kind.text:
+            scope = self.values.scope or -len(self.steps) - 1  # one of its own, which has closed
             touched += [storage(self.env[name]) for name in results]
             for key in touched:
-                self.values.recorded.setdefault(key, set()).add(self.values.scope)
+                self.values.recorded.setdefault(key, set()).add(scope)
         self.count += len(results)
         self.steps.append(step)
         return True
@@ -198,7 +224,7 @@ def _grow(rng: random.Random, seed: int) -> Program | None:
             scope_starts.pop(0)
             maker.open("scope", 2 * wanted if rng.random() < 0.4 else rng.randrange(3, wanted + 6))
         if rng.random() < 0.03 and len(maker.blocks) < 5:
-            block = rng.choice(("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"))
+            block = rng.choice(BLOCKS_BY_CHANCE)
             maker.open(block, rng.randrange(2, 8))
         made += maker.try_step()
     while maker.blocks:
@@ -214,7 +240,10 @@ def _grow(rng: random.Random, seed: int) -> Program | None:
     losses = tuple(tuple(terms[i::count]) for i in range(count))
     made_here = [n for n in tensors if n[0] == "v" and n[1:].isdigit()]
     outputs = tuple(n for n in made_here if rng.random() < 0.15)
-    backward = rng.choice(["sum", "sum", "orders", "orders", *BACKWARDS])
+    backwards = ["sum", "sum", "orders", "orders", *BACKWARDS]
+    if maker.unseen_given:  # behind the first of two forwards
+        backwards = [each for each in backwards if each != "orders"]
+    backward = rng.choice(backwards)
     steps = tuple(maker.steps)
     writes = maker.writes_behind, maker.writes_given
     return Program(seed, maker.leaves, steps, losses, outputs, backward, *writes)
