@@ -23,10 +23,22 @@ from .kinds import add
 # ---- custom ops
 add("custom_pure", "{r} = ops.pure({a})", one, weight=2)
 add("custom_opted_in", "{r} = ops.opted_in({a})", one, weight=3)
-add("custom_counting", "{r} = counted({a}, {c})", lambda v: one(v) | {"c": "calls"}, weight=2)
+add(
+    "custom_counting",
+    "{r} = counted(ops.counts, {a}, {c})",
+    lambda v: one(v) | {"c": "calls"},
+    weight=2,
+)
 add("custom_drawing", "{r} = ops.draws({a})", one, weight=2)
 add("custom_by_numpy", "{r} = ops.by_numpy({a})", one)
 add("custom_of_a_list", "{r} = ops.total([{a}, {b}, {a}])", same_pair)
+for _name in ("pure", "opted_in", "draws", "by_numpy"):
+    add(f"custom_{_name}_kernel", f"{{r}} = {{a}} * ops.{_name}_kernel({{a}}.detach())", one)
+add(
+    "custom_counts_kernel",
+    "{r} = {a} * counted(ops.counts_kernel, {a}.detach(), {c})",
+    lambda v: one(v) | {"c": "calls"},
+)
 add("custom_composite", "{r} = ops.composite({a})", one)
 
 
