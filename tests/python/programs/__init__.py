@@ -11,7 +11,7 @@ runs it, `shrink.py` reduces one that fails.
 from . import steps, steps_extensions, steps_memory  # noqa: F401 - they add kinds
 from .kinds import KINDS
 from .maker import make
-from .program import BACKWARDS, BLOCKS, Program, check, difference, printed, run, source
+from .program import BACKWARDS, BLOCKS, Program, check, compiled, difference, printed, run, source
 from .shrink import report, shrink
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "KINDS",
     "Program",
     "check",
+    "compiled",
     "difference",
     "make",
     "printed",

@@ -54,8 +54,9 @@ class _Block:
 class _Maker:
     """Grows a program step by step, running each one eagerly to learn shapes and to discard misfits."""
 
-    def __init__(self, rng: random.Random, seed: int) -> None:
+    def __init__(self, rng: random.Random, seed: int, length: int) -> None:
         self.rng = rng
+        self.length = length
         self.seed = seed % 2**31
         self.env: dict[str, Any] = names_of_programs() | {"R": prelude.Plain()}
         self.steps: list[Step] = []
@@ -75,6 +76,7 @@ class _Maker:
         b, t, d = (self.rng.choice(c) for c in ((2, 3), (2, 3, 5), (3, 4, 8)))
         wide = self.rng.choice((1, 1, 4))  # some programs work on tensors of a few KiB
         d *= wide
+        t *= self.length
         shapes = {
             "x": (b, t, d),
             "y": (b, t, d),
@@ -196,7 +198,7 @@ class _Maker:
 
     def _fits(self, name: str) -> bool:
         value = self.env[name]
-        if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= LIMIT:
+        if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= LIMIT * self.length:
             return False
         self.values.keep_alive.append(value.detach())
         if not value.is_floating_point():
@@ -209,8 +211,8 @@ class _Maker:
         return tensor
 
 
-def _grow(rng: random.Random, seed: int) -> Program | None:
-    maker = _Maker(rng, seed)
+def _grow(rng: random.Random, seed: int, length: int) -> Program | None:
+    maker = _Maker(rng, seed, length)
     wanted = rng.choice((5, 10, 16, 24, 32, 45, 60))
     scope_starts = sorted(rng.sample(range(wanted), rng.choice((1, 1, 1, 2, 3))))
     if rng.random() < 0.7:
@@ -249,11 +251,11 @@ def _grow(rng: random.Random, seed: int) -> Program | None:
     return Program(seed, maker.leaves, steps, losses, outputs, backward, *writes)
 
 
-def candidates(seed: int) -> Iterator[Program]:
+def candidates(seed: int, length: int = 1) -> Iterator[Program]:
     """Programs that run plain; in a few percent eager raises in backward."""
     for attempt in range(50):
         rng = random.Random(seed * 1000 + attempt)
-        program = _grow(rng, seed * 1000 + attempt)
+        program = _grow(rng, seed * 1000 + attempt, length)
         if program is None:
             continue
         plain = run(program)
@@ -271,9 +273,12 @@ def _idle(program: Program) -> bool:
     return not dropped.replayed and dropped.error is None and not difference(run(program), dropped)
 
 
-def make(seed: int) -> Program:
-    """The program of that seed. It runs plain, and gives replay something to do."""
-    for program in candidates(seed):
+def make(seed: int, length: int = 1) -> Program:
+    """The program of that seed. It runs plain, and gives replay something to do.
+
+    length: of sequences, as a multiple. Tensors are a few hundred bytes large without it.
+    """
+    for program in candidates(seed, length):
         if not _idle(program):
             return program
     raise AssertionError(f"no program for seed {seed}")

@@ -1,0 +1,189 @@
+"""Recomputing never holds more than eager does, and never peaks higher than eager and one window.
+
+Over random programs and over the bench's models, in bytes of a `Meter`:
+
+1. held after forward, under any policy: at most what eager holds;
+2. the peak under any policy: at most eager's, and what one window of the policy holds besides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.python import programs
+from tests.python.programs import prelude
+
+import retape
+from retape.bench.models import MODELS
+from retape.bench.task import Task, plain
+
+PROGRAMS = 60
+CHUNK = 10
+LENGTH = 64  # tensors of up to 600 KiB, so that a window is not larger than a program
+POLICIES = {
+    "full": retape.Policy.full(),
+    "full, no anchors": retape.Policy.full().anchors(False),
+    "cheap": retape.Policy.cheap(),
+    "none": retape.Policy.none(),
+    "full, keeps products": retape.Policy.full().keep_ops(["aten::mm", "aten::bmm", "aten::addmm"]),
+    "cheap, drops products": retape.Policy.cheap().drop_ops(["aten::mm", "aten::bmm", "aten::addmm"]),
+    "none, drops mul": retape.Policy.none().drop_ops(["aten::mul", "aten::sin"]),
+    "a coin": retape.Policy.function(prelude.coin(1, 0.5)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_cycle_collector() -> Iterator[None]:
+    """What dies must die by reference counts alone, at once."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@dataclass
+class Bytes:
+    held: int
+    peak: int
+    window: int = 0
+
+
+class Under:
+    """Stands in for `retape`, with one policy for every scope of a program."""
+
+    Policy = retape.Policy
+    checkpoint = staticmethod(retape.checkpoint)
+
+    def __init__(self, policy: retape.Policy) -> None:
+        self.policy = policy
+        self.scopes: list[Any] = []
+
+    def recompute(self, policy: object = "full", name: str = "") -> Any:
+        self.scopes.append(retape.recompute(self.policy, name=name))
+        return self.scopes[-1]
+
+
+def measured(forward: Callable[[], Any], backward: Callable[[Any], None]) -> tuple[Bytes, int]:
+    """Of one step, and the largest tensor that it made."""
+    with retape.memory.Meter(timeline=True) as meter:
+        losses = forward()
+        held = meter.current
+        backward(losses)
+        peak = meter.peak
+        del losses
+    largest = max((event.bytes for event in meter.timeline), default=0)
+    return Bytes(held, peak), largest
+
+
+def window_of(scopes: list[Any], largest: int) -> int:
+    """The most bytes that a window of these scopes held. A core that does not count them: an estimate."""
+    known = [getattr(scope.stats, "window_bytes", None) for scope in scopes]
+    if not known or None in known:
+        return max(4 * largest, 64 << 10)
+    return max(known)
+
+
+def violations(eager: Bytes, under: Bytes) -> list[str]:
+    found = []
+    if under.held > eager.held:
+        found.append(f"held after forward: {under.held:,} bytes, eager {eager.held:,}")
+    if under.peak > eager.peak + under.window:
+        found.append(f"peak: {under.peak:,} bytes, eager {eager.peak:,} and a window of {under.window:,}")
+    return found
+
+
+# ---- random programs
+
+
+def of_program(program: programs.Program, R: Any) -> tuple[Bytes, int]:
+    torch.manual_seed(0)
+    forward = programs.compiled(program)(R, prelude.Seen())
+    return measured(forward, lambda losses: sum(losses).backward())
+
+
+def found_in(program: programs.Program, policy: str) -> str | None:
+    """What is violated, or None. Programs whose backward raises are no matter of memory."""
+    try:
+        eager, largest = of_program(program, prelude.Plain())
+        R = Under(POLICIES[policy])
+        under, _ = of_program(program, R)
+    except RuntimeError:
+        return None
+    under.window = window_of(R.scopes, largest)
+    found = violations(eager, under)
+    return f'policy "{policy}": {"; ".join(found)}' if found else None
+
+
+def reported(program: programs.Program, policy: str) -> str:
+    """The smallest program in which the same is violated, and the figures."""
+
+    def manner(candidate: programs.Program) -> list[str]:
+        text = found_in(candidate, policy) or ""
+        return [word for word in ("held", "peak: ") if word in text]
+
+    wanted = manner(program)
+    small = programs.shrink(program, lambda candidate: manner(candidate) == wanted)
+    return (
+        f"seed {program.seed // 1000}: {found_in(program, policy)}\n"
+        f"shrunk: {found_in(small, policy)}\n\n{programs.source(small)}"
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(0, PROGRAMS, CHUNK))
+def test_no_policy_needs_more_memory_than_eager_in_random_programs(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        program = programs.make(seed, LENGTH)
+        for policy in POLICIES:
+            if found_in(program, policy) is not None:
+                pytest.fail(reported(program, policy), pytrace=False)
+
+
+# ---- the bench's models
+
+
+def of_model(name: str, policy: str | None) -> tuple[Bytes, int, list[Any]]:
+    """One scope around the whole of forward; None: eager."""
+    task: Task = MODELS[name].at(MODELS[name].small, "float32")()
+    for leaf in task.leaves.values():
+        leaf.grad = torch.zeros_like(leaf)
+    scopes: list[Any] = []
+
+    def forward() -> torch.Tensor:
+        scope = contextlib.nullcontext() if policy is None else retape.recompute(POLICIES[policy])
+        if policy is not None:
+            scopes.append(scope)
+        with scope:
+            return task.loss(plain)
+
+    torch.manual_seed(1)
+    result, largest = measured(forward, lambda loss: loss.backward())
+    return result, largest, scopes
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_no_policy_needs_more_memory_than_eager_in_the_benchs_models(name: str, policy: str) -> None:
+    eager, largest, _ = of_model(name, None)
+    under, _, scopes = of_model(name, policy)
+    under.window = window_of(scopes, largest)
+    found = violations(eager, under)
+    assert not found, f'{name}, policy "{policy}": {"; ".join(found)}'
+
+
+# ---- the test itself
+
+
+def test_a_step_that_holds_more_is_reported_with_both_figures() -> None:
+    found = violations(Bytes(held=100, peak=1000), Bytes(held=101, peak=1201, window=200))
+    assert found == [
+        "held after forward: 101 bytes, eager 100",
+        "peak: 1,201 bytes, eager 1,000 and a window of 200",
+    ]
+    assert violations(Bytes(100, 1000), Bytes(100, 1200, 200)) == []
