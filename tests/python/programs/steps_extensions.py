@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .fillers import (
-    NoFit,
     Values,
     one,
     one_number,
@@ -153,10 +152,7 @@ add(
 )
 
 
-def small_with_grad(v: Values) -> dict[str, Any]:
-    """Tracing a branch takes 30 ms."""
-    if v.rng.random() < 0.5:
-        raise NoFit
+def with_grad(v: Values) -> dict[str, Any]:
     return {"a": v.real(lambda t: t.requires_grad), "b": v.real()}
 
 
@@ -164,8 +160,8 @@ add(
     "cond_with_gradient",
     "{r} = torch.ops.higher_order.cond(\n"
     "    {b}.detach().sum() > 0, lambda x: (x.sin(),), lambda x: (x.cos() * 2,), ({a},))[0]",
-    small_with_grad,
-    weight=0.25,
+    with_grad,
+    weight=0.25,  # tracing a branch takes 30 ms
 )
 add(
     "while_loop",

@@ -107,7 +107,7 @@ def behind(v: Values) -> dict[str, Any]:
         closed = v.behind_a_scope(t) and storage(t) not in v.saved
         return closed and not leaf and storage(t) not in v.aliased
 
-    if v.scope or v.rng.random() < 0.7:
+    if v.scope:
         raise NoFit
     return {"a": v.real(legal), "number": v.number()}
 
