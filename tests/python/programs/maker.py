@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from . import extensions, prelude
 from .fillers import LIMIT, NoFit, Values, storage, usable
@@ -34,6 +35,8 @@ BLOCKS_BY_CHANCE = (
     *("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"),
     *("no_grad", "frozen", "mode", "flop_counter"),
 )
+# What eager raises where a filling does not suit.
+MISFITS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, BufferError)
 LOSS_TERMS = (
     "{}.float().sum()",
     "{}.float().mul(0.3).sum()",
@@ -175,7 +178,7 @@ class _Maker:
             with hooks:
                 exec(step.text(), self.env)
             fits = all(map(self._fits, results))
-        except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+        except MISFITS:
             fits = False
         if not fits:
             torch.set_rng_state(states[0])
@@ -206,6 +209,8 @@ class _Maker:
         return bool(value.detach().abs().amax() < 100)
 
     def note_saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_fake(tensor):  # of a branch that is traced
+            return tensor
         self.values.saved.add(storage(tensor))
         self.values.keep_alive.append(tensor.detach())
         return tensor

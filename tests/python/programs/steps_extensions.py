@@ -135,7 +135,7 @@ add(
     "write_saved_self",
     "{r} = {a} * 2\n{r} = {r}.sin()\nwith torch.no_grad():\n    {r}.grad_fn._saved_self.mul_(2)",
     lambda v: {"a": v.real(lambda t: t.requires_grad)},
-    weight=0.12,
+    weight=0.2,
 )
 
 # ---- higher-order ops
