@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import warnings
@@ -113,7 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many programs (1000)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (0)")
     parser.add_argument("--minutes", type=float, help="stop after this time")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once (1)")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=cores, help=f"processes at once ({cores})")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many (1)")
     parser.add_argument("--json", type=Path, help="write what was counted, if nothing failed")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one program and exit")

@@ -161,7 +161,7 @@ add(
     "{r} = torch.ops.higher_order.cond(\n"
     "    {b}.detach().sum() > 0, lambda x: (x.sin(),), lambda x: (x.cos() * 2,), ({a},))[0]",
     with_grad,
-    weight=0.25,  # tracing a branch takes 30 ms
+    weight=0.15,  # tracing a branch takes 30 ms
 )
 add(
     "while_loop",
