@@ -56,18 +56,22 @@ class Bytes:
 
 
 class Under:
-    """Stands in for `retape`, with one policy for every scope of a program."""
+    """Stands in for `retape`, with one policy for every scope and checkpoint of a program."""
 
     Policy = retape.Policy
-    checkpoint = staticmethod(retape.checkpoint)
 
     def __init__(self, policy: retape.Policy) -> None:
         self.policy = policy
-        self.scopes: list[Any] = []
+        self.scopes: list[Any] = []  # None: of a checkpoint, whose counts nobody gets
+
+    def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.scopes.append(None)
+        return retape.checkpoint(function, *args, policy=self.policy)
 
     def recompute(self, policy: object = "full", name: str = "") -> Any:
-        self.scopes.append(retape.recompute(self.policy, name=name))
-        return self.scopes[-1]
+        scope = retape.recompute(self.policy, name=name)
+        self.scopes.append(scope)
+        return scope
 
 
 def measured(forward: Callable[[], Any], backward: Callable[[Any], None]) -> tuple[Bytes, int]:
@@ -83,11 +87,10 @@ def measured(forward: Callable[[], Any], backward: Callable[[Any], None]) -> tup
 
 
 def window_of(scopes: list[Any], largest: int) -> int:
-    """The most bytes that a window of these scopes held. A core that does not count them: an estimate."""
-    known = [getattr(scope.stats, "window_bytes", None) for scope in scopes]
-    if not known or None in known:
-        return max(4 * largest, 64 << 10)
-    return max(known)
+    """The most bytes that a window of these scopes held. Where that is not counted: an estimate."""
+    estimate = max(4 * largest, 64 << 10)
+    counted = (scope and getattr(scope.stats, "window_bytes", None) for scope in scopes)
+    return max((estimate if count is None else count for count in counted), default=0)
 
 
 def violations(eager: Bytes, under: Bytes) -> list[str]:
