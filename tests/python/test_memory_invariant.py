@@ -98,7 +98,9 @@ def violations(eager: Bytes, under: Bytes) -> list[str]:
     if under.held > eager.held:
         found.append(f"held after forward: {under.held:,} bytes, eager {eager.held:,}")
     if under.peak > eager.peak + under.window:
-        found.append(f"peak: {under.peak:,} bytes, eager {eager.peak:,} and a window of {under.window:,}")
+        found.append(
+            f"peak: {under.peak:,} bytes, eager {eager.peak:,} and a window of {under.window:,}"
+        )
     return found
 
 
@@ -176,7 +178,9 @@ def of_model(name: str, policy: str | None) -> tuple[Bytes, int, list[Any]]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", MODELS)
-def test_no_policy_needs_more_memory_than_eager_in_the_benchs_models(name: str, policy: str) -> None:
+def test_no_policy_needs_more_memory_than_eager_in_the_benchs_models(
+    name: str, policy: str
+) -> None:
     eager, largest, _ = of_model(name, None)
     under, _, scopes = of_model(name, policy)
     under.window = window_of(scopes, largest)
