@@ -43,13 +43,13 @@ def test_programs_hold_every_kind_of_step_block_and_backward() -> None:
     steps: Counter[str] = Counter()
     blocks: Counter[str] = Counter()
     backwards: Counter[str] = Counter()
-    for seed in range(300):
+    for seed in range(500):
         program = programs.make(seed)
         steps.update(step.kind for step in program.steps)
         blocks.update(step.holes["block"] for step in program.steps if step.kind == "open")
         backwards[program.backward] += 1
-    assert not set(programs.KINDS) - set(steps)
-    assert not set(programs.BLOCKS) - set(blocks)
+    assert {kind: steps[kind] for kind in programs.KINDS if steps[kind] < 3} == {}
+    assert {block: blocks[block] for block in programs.BLOCKS if blocks[block] < 10} == {}
     assert not set(programs.BACKWARDS) - set(backwards)
 
 

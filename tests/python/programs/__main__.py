@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -23,11 +26,12 @@ from .shrink import report, shrink
 
 FAILURES = Path("build/fuzz")
 BATCH = 50
+Result = tuple[str | None, Counter[str]]  # the report of a failure, and what there is to count
 PATIENCE = 30.0  # seconds for one program; the slowest take a tenth of one
 
 
-def try_seed(seed: int) -> tuple[str | None, Counter[str]]:
-    """The report of a failure, if there is one, and what there is to count."""
+def try_seed(seed: int) -> Result:
+    """In this process. A failing program is shrunk and saved."""
     program = make(seed)
     checked = check(program)
     if checked.found is not None:
@@ -36,7 +40,31 @@ def try_seed(seed: int) -> tuple[str | None, Counter[str]]:
     return None, Counter(programs=1) + Counter(checked.kinds) + checked.counts
 
 
-def try_seeds(seeds: range) -> list[tuple[str | None, Counter[str]]]:
+def in_order(seeds: range, jobs: int, deadline: float) -> Iterator[list[Result]]:
+    """Results batch by batch, `jobs` of them at work; no new one is begun after the deadline."""
+    batches = iter([seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)])
+    with ThreadPoolExecutor(jobs) as pool:
+        running = deque(pool.submit(try_seeds, batch) for batch in islice(batches, jobs))
+        try:
+            while running:
+                yield running.popleft().result()
+                if time.monotonic() < deadline:
+                    running.extend(pool.submit(try_seeds, batch) for batch in islice(batches, 1))
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def warm_up() -> None:
+    """Imports here what children would each import again: tracing a branch takes torch seconds."""
+    x = torch.ones(2, requires_grad=True)
+    torch.ops.higher_order.cond(x.sum() > 0, lambda y: (y.sin(),), lambda y: (y.cos(),), (x,))
+    integers = torch.ones(2, 2, dtype=torch.int8)
+    mm = torch.ops.aten.mm.default
+    torch.ops.higher_order.out_dtype(mm, torch.int32, integers, integers)
+
+
+def try_seeds(seeds: range) -> list[Result]:
     """In a child process; where that dies or hangs, each seed in a child of its own."""
     try:
         return in_child(lambda: [try_seed(seed) for seed in seeds], PATIENCE * len(seeds))
@@ -45,8 +73,8 @@ def try_seeds(seeds: range) -> list[tuple[str | None, Counter[str]]]:
             singles = []
             for seed in seeds:
                 singles += try_seeds(range(seed, seed + 1))
-                if singles[-1][0] is not None:
-                    return singles
+            if any(text is not None for text, _ in singles):
+                return singles
             return [(f"seeds {seeds[0]} to {seeds[-1]} in one process: {failure}", Counter())]
         return [(_fatal(seeds[0], failure), Counter())]
 
@@ -86,6 +114,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many programs (1000)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (0)")
     parser.add_argument("--minutes", type=float, help="stop after this time")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=cores, help=f"processes at once ({cores})")
+    parser.add_argument("--failures", type=int, default=1, help="stop after so many (1)")
     parser.add_argument("--json", type=Path, help="write what was counted, if nothing failed")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one program and exit")
     args = parser.parse_args(argv)
@@ -95,23 +126,25 @@ def main(argv: list[str] | None = None) -> int:
     if args.show is not None:
         print(printed(make(args.show)))
         return 0
+    warm_up()
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     deadline = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     tally: Counter[str] = Counter()
-    end = args.seed + args.count
+    failures = 0
     with Progress(*columns, transient=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("programs", total=args.count)
-        for first in range(args.seed, end, BATCH):
-            seeds = range(first, min(first + BATCH, end))
-            for text, counts in try_seeds(seeds):
+        for results in in_order(range(args.seed, args.seed + args.count), args.jobs, deadline):
+            for text, counts in results:
                 if text is not None:
-                    progress.stop()
-                    print(text)
-                    return 1
+                    failures += 1
+                    progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
                 tally.update(counts)
-            progress.advance(bar, len(seeds))
-            if time.monotonic() > deadline:
+            progress.advance(bar, len(results))
+            if failures >= args.failures:
                 break
+    if failures:
+        print(f"{failures} of {tally['programs'] + failures} programs fail")
+        return 1
     print(", ".join(f"{name} {count}" for name, count in tally.items()) + ": no bit differs")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

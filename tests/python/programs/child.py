@@ -6,9 +6,13 @@ import os
 import pickle
 import select
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+# No child may inherit the end of another's pipe: the reader would not see that one's death.
+_forking = threading.Lock()
 
 
 class ChildFailed(Exception):
@@ -21,8 +25,11 @@ class ChildFailed(Exception):
 
 def in_child(function: Callable[[], Any], seconds: float) -> Any:
     """The result of `function`, computed in a child process; ChildFailed if there is none."""
-    reading, writing = os.pipe()
-    child = os.fork()
+    with _forking:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child != 0:
+            os.close(writing)
     if child == 0:
         os.close(reading)
         try:
@@ -32,7 +39,6 @@ def in_child(function: Callable[[], Any], seconds: float) -> Any:
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(answer, pipe)
         os._exit(0)
-    os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         in_time = bool(select.select([pipe], [], [], seconds)[0])
         if not in_time:

@@ -32,10 +32,15 @@ class Values:
         self.saved: set[int] = set()  # storages that autograd has saved so far
         self.recorded: dict[int, set[int]] = {}  # of each storage the outermost scopes that saw it
         self.scope = 0  # the outermost scope that is open, or 0
+        self.aliased: set[int] = set()  # storages with a second version counter
+        self.frozen_only = False  # nothing that requires grad is chosen
         self.keep_alive: list[torch.Tensor] = []  # so that no address is used twice
 
     def names(self, test: Test) -> list[str]:
-        return [n for n, v in self.env.items() if usable(v) and test(v)]
+        def allowed(v: torch.Tensor) -> bool:
+            return not (self.frozen_only and v.requires_grad)
+
+        return [n for n, v in self.env.items() if usable(v) and allowed(v) and test(v)]
 
     def any(self, test: Test) -> str:
         names = self.names(test)
@@ -60,7 +65,8 @@ class Values:
 
         def free(t: torch.Tensor) -> bool:
             leaf = t.requires_grad and t.is_leaf and torch.is_grad_enabled()
-            return not leaf and (rash or not self.frozen(t)) and test(t)
+            safe = not self.frozen(t) or (rash and storage(t) not in self.aliased)
+            return not leaf and safe and test(t)
 
         return self.real(free)
 
@@ -90,6 +96,7 @@ def usable(value: Any) -> bool:
 
 
 def storage(t: torch.Tensor) -> int:
+    t = getattr(t, "wrapped", t)  # of a wrapper
     return t.untyped_storage().data_ptr() if t.layout == torch.strided else 0
 
 

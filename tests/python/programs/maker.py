@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
-from . import prelude
+from . import extensions, prelude
 from .fillers import LIMIT, NoFit, Values, storage, usable
-from .program import BACKWARDS, INPLACE, Program, Step, difference, run
-from .steps import KINDS
+from .kinds import KINDS
+from .program import BACKWARDS, INPLACE, Program, Step, difference, names_of_programs, run
 
 POLICIES = (
     '"full"',
@@ -30,6 +31,12 @@ POLICIES = (
     'R.Policy.none().drop_ops(["aten::mul", "aten::tanh", "aten::native_layer_norm"])',
     'R.Policy.cheap().drop_ops(["aten::mm", "aten::bmm", "aten::addmm"])',
 )
+BLOCKS_BY_CHANCE = (
+    *("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"),
+    *("no_grad", "frozen", "mode", "flop_counter"),
+)
+# What eager raises where a filling does not suit.
+MISFITS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, BufferError)
 LOSS_TERMS = (
     "{}.float().sum()",
     "{}.float().mul(0.3).sum()",
@@ -50,14 +57,16 @@ class _Block:
 class _Maker:
     """Grows a program step by step, running each one eagerly to learn shapes and to discard misfits."""
 
-    def __init__(self, rng: random.Random, seed: int) -> None:
+    def __init__(self, rng: random.Random, seed: int, length: int) -> None:
         self.rng = rng
+        self.length = length
         self.seed = seed % 2**31
-        self.env: dict[str, Any] = dict(vars(prelude))
+        self.env: dict[str, Any] = names_of_programs() | {"R": prelude.Plain()}
         self.steps: list[Step] = []
         self.count = 0
         self.writes_behind = False
         self.writes_given = False
+        self.unseen_given = False
         self.blocks: list[_Block] = []
         self.leaves = self._leaves()
         self.values = Values(rng, self.env, set(self._tensors()))
@@ -70,6 +79,7 @@ class _Maker:
         b, t, d = (self.rng.choice(c) for c in ((2, 3), (2, 3, 5), (3, 4, 8)))
         wide = self.rng.choice((1, 1, 4))  # some programs work on tensors of a few KiB
         d *= wide
+        t *= self.length
         shapes = {
             "x": (b, t, d),
             "y": (b, t, d),
@@ -83,18 +93,28 @@ class _Maker:
             "kernel1": (2, t, 3),
             "kernel2": (2, 1, 2, 2),
         }
-        lines = [f'{n} = seen.leaf("{n}", {s})' for n, s in shapes.items()]
-        for name, shape in {"buffer": (b, t, d), "column": (d,), "state": (d, d)}.items():
-            lines.append(f'{name} = seen.leaf("{name}", {shape}, grad=False)')
+        frozen = {"buffer": (b, t, d), "column": (d,), "state": (d, d), "cache": (b, t + 2, d)}
+        lines = [self._leaf(name, shape, True) for name, shape in shapes.items()]
+        lines += [self._leaf(name, shape, False) for name, shape in frozen.items()]
         lines.append(f'mean = seen.leaf("mean", ({d},), grad=False)')
         lines.append(f'var = seen.leaf("var", ({d},), grad=False, low=0.5)')
         lines.append(f'index = seen.indices("index", ({b}, {t}), {t})')
+        lines.append('calls = seen.given("calls", count_from_zero())')
         self.env["seen"] = prelude.Seen()
         torch.manual_seed(self.seed)
         self.env["gen"] = self.env["seen"].generator("gen", self.seed + 1)
         for line in lines:
             exec(line, self.env)
         return tuple(lines)
+
+    def _leaf(self, name: str, shape: tuple[int, ...], grad: bool) -> str:
+        """One in eight lies where no allocator of torch would put it."""
+        if self.rng.random() < 0.875:
+            return f'{name} = seen.leaf("{name}", {shape}{"" if grad else ", grad=False"})'
+        where = self.rng.choice(("placed", "buffered")), self.rng.randrange(1, 16)
+        values = f"{where[0]}(torch.empty({shape}).uniform_(-1, 1), {where[1]})"
+        required = ".requires_grad_()" if grad else ""
+        return f'{name} = seen.given("{name}", {values}{required})'
 
     def open(self, block: str, length: int) -> None:
         self.count += 1
@@ -109,6 +129,10 @@ class _Maker:
             stack.enter_context(torch.no_grad())
         elif block == "autocast":
             stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+        elif block == "mode":
+            stack.enter_context(extensions.Redispatch())
+        elif block == "flop_counter":
+            stack.enter_context(extensions.FlopCounterMode(display=False))
         self.steps.append(Step("open", holes))
         end = len(self.steps) + length
         self.blocks.append(_Block(block, self.count, stack, set(self._tensors()), end))
@@ -130,6 +154,7 @@ class _Maker:
         kind = self.rng.choices(list(KINDS.values()), [k.weight for k in KINDS.values()])[0]
         scopes = (b.number for b in self.blocks if b.kind in ("scope", "checkpoint"))
         self.values.scope = next(scopes, 0)
+        self.values.frozen_only = any(b.kind == "frozen" for b in self.blocks)
         try:
             holes = kind.fill(self.values)
         except NoFit:
@@ -137,6 +162,9 @@ class _Maker:
         if kind.name == "delete" and holes["a"] in self._before_innermost_function() | {"?"}:
             return False
         written = [self.env[holes[letter]] for letter in kind.writes]
+        hidden = kind.unseen or any(storage(t) in self.values.aliased for t in written)
+        if hidden and any(map(self.values.frozen, written)):
+            return False  # eager would not notice either: it promises nothing
         behind = any(map(self.values.behind_a_scope, written))
         given = any(storage(tensor) in self.given for tensor in written)
         results = tuple(f"v{self.count + i}" for i in range(kind.results))
@@ -150,7 +178,7 @@ class _Maker:
             with hooks:
                 exec(step.text(), self.env)
             fits = all(map(self._fits, results))
-        except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+        except MISFITS:
             fits = False
         if not fits:
             torch.set_rng_state(states[0])
@@ -160,17 +188,20 @@ class _Maker:
             return False
         self.writes_behind |= behind
         self.writes_given |= given
-        if self.values.scope:
+        self.unseen_given |= given and hidden
+        self.values.aliased.update(storage(self.env[holes[letter]]) for letter in kind.aliases)
+        if self.values.scope or "R." in kind.text:
+            scope = self.values.scope or -len(self.steps) - 1  # one of its own, which has closed
             touched += [storage(self.env[name]) for name in results]
             for key in touched:
-                self.values.recorded.setdefault(key, set()).add(self.values.scope)
+                self.values.recorded.setdefault(key, set()).add(scope)
         self.count += len(results)
         self.steps.append(step)
         return True
 
     def _fits(self, name: str) -> bool:
         value = self.env[name]
-        if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= LIMIT:
+        if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= LIMIT * self.length:
             return False
         self.values.keep_alive.append(value.detach())
         if not value.is_floating_point():
@@ -178,13 +209,15 @@ class _Maker:
         return bool(value.detach().abs().amax() < 100)
 
     def note_saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_fake(tensor):  # of a branch that is traced
+            return tensor
         self.values.saved.add(storage(tensor))
         self.values.keep_alive.append(tensor.detach())
         return tensor
 
 
-def _grow(rng: random.Random, seed: int) -> Program | None:
-    maker = _Maker(rng, seed)
+def _grow(rng: random.Random, seed: int, length: int) -> Program | None:
+    maker = _Maker(rng, seed, length)
     wanted = rng.choice((5, 10, 16, 24, 32, 45, 60))
     scope_starts = sorted(rng.sample(range(wanted), rng.choice((1, 1, 1, 2, 3))))
     if rng.random() < 0.7:
@@ -198,7 +231,7 @@ def _grow(rng: random.Random, seed: int) -> Program | None:
             scope_starts.pop(0)
             maker.open("scope", 2 * wanted if rng.random() < 0.4 else rng.randrange(3, wanted + 6))
         if rng.random() < 0.03 and len(maker.blocks) < 5:
-            block = rng.choice(("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"))
+            block = rng.choice(BLOCKS_BY_CHANCE)
             maker.open(block, rng.randrange(2, 8))
         made += maker.try_step()
     while maker.blocks:
@@ -214,17 +247,20 @@ def _grow(rng: random.Random, seed: int) -> Program | None:
     losses = tuple(tuple(terms[i::count]) for i in range(count))
     made_here = [n for n in tensors if n[0] == "v" and n[1:].isdigit()]
     outputs = tuple(n for n in made_here if rng.random() < 0.15)
-    backward = rng.choice(["sum", "sum", "orders", "orders", *BACKWARDS])
+    backwards = ["sum", "sum", "orders", "orders", *BACKWARDS]
+    if maker.unseen_given:  # behind the first of two forwards
+        backwards = [each for each in backwards if each != "orders"]
+    backward = rng.choice(backwards)
     steps = tuple(maker.steps)
     writes = maker.writes_behind, maker.writes_given
     return Program(seed, maker.leaves, steps, losses, outputs, backward, *writes)
 
 
-def candidates(seed: int) -> Iterator[Program]:
+def candidates(seed: int, length: int = 1) -> Iterator[Program]:
     """Programs that run plain; in a few percent eager raises in backward."""
     for attempt in range(50):
         rng = random.Random(seed * 1000 + attempt)
-        program = _grow(rng, seed * 1000 + attempt)
+        program = _grow(rng, seed * 1000 + attempt, length)
         if program is None:
             continue
         plain = run(program)
@@ -242,9 +278,12 @@ def _idle(program: Program) -> bool:
     return not dropped.replayed and dropped.error is None and not difference(run(program), dropped)
 
 
-def make(seed: int) -> Program:
-    """The program of that seed. It runs plain, and gives replay something to do."""
-    for program in candidates(seed):
+def make(seed: int, length: int = 1) -> Program:
+    """The program of that seed. It runs plain, and gives replay something to do.
+
+    length: of sequences, as a multiple. Tensors are a few hundred bytes large without it.
+    """
+    for program in candidates(seed, length):
         if not _idle(program):
             return program
     raise AssertionError(f"no program for seed {seed}")

@@ -1,7 +1,5 @@
 """What a random program may call. Its source is printed in front of a program that failed."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import zlib
@@ -64,6 +62,10 @@ class Seen:
         self.leaves[name] = leaf
         return leaf
 
+    def given(self, name, tensor):
+        self.leaves[name] = tensor
+        return tensor
+
     def indices(self, name, shape, high):
         self.leaves[name] = torch.randint(high, shape)
         return self.leaves[name]
@@ -73,7 +75,7 @@ class Seen:
         return self.generators[name]
 
     def value(self, name, value):
-        self.values[name] = None if value is None else value.detach()
+        self.values[name] = None if value is None else value.detach().as_subclass(torch.Tensor)
 
     def grads(self, name, grads):
         for i, grad in enumerate(grads):

@@ -17,14 +17,17 @@ from tests.python.bits import explain_difference
 
 import retape
 
-from . import prelude
-from .steps import KINDS
+from . import extensions, prelude
+from .kinds import KINDS
 
 INPLACE = "modified by an inplace operation"
 BLOCKS = {
     "scope": "with R.recompute({policy}, name={name!r}):",
     "no_grad": "with torch.no_grad():",
     "autocast": 'with torch.autocast("cpu", dtype=torch.bfloat16):',
+    "frozen": "with contextlib.nullcontext():  # nothing here requires grad",
+    "mode": "with Redispatch():",
+    "flop_counter": "with FlopCounterMode(display=False):",
     "checkpoint": "def {name}({args}):",
 }
 # What a program does besides the backward that verify runs: nothing, or a backward of its own before.
@@ -132,7 +135,7 @@ def source(program: Program) -> str:
 
 
 def printed(program: Program) -> str:
-    """A file that shows what is found: no import but torch and retape."""
+    """A file that shows what is found: no import but torch, numpy and retape."""
     tail = f"""
 torch.set_num_threads(1)
 _, error = run(program, Plain())
@@ -142,14 +145,19 @@ for R in (retape, Dropping()):
     else:
         print("plain raises", error, "recomputed", run(program, R)[1])
 """
-    return f"{Path(prelude.__file__).read_text()}\n\n{source(program)}{tail}"
+    front = "\n\n".join(Path(module.__file__).read_text() for module in (extensions, prelude))
+    return f"{front}\n\n{source(program)}{tail}"
 
 
 # ---- running
 
 
+def names_of_programs() -> dict[str, Any]:
+    return dict(vars(extensions)) | dict(vars(prelude))
+
+
 def compiled(program: Program) -> Callable[[Any, Any], Callable[[], list]]:
-    names = dict(vars(prelude))
+    names = names_of_programs()
     exec(compile(source(program), f"program {program.seed}", "exec"), names)
     return names["program"]
 

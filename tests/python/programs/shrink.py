@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 
+from .kinds import KINDS
 from .program import Program, Step, check, source
-from .steps import KINDS
 
 DROP_ALL = "R.Policy.full().anchors(False)"
 

@@ -1,16 +1,8 @@
-"""The kinds of steps that random programs are made of.
-
-A kind is a line of Python with holes, and a filler that fills them from the values there are. Holes
-of one letter are tensors (a, b, c, d), `r`, `r0`, `r1` are results, all others plain attributes.
-A filling that eager refuses is thrown away by the maker, so fillers may be rough.
-"""
+"""Steps that call torch's own ops: pointwise, products, norms, views, writes, random numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .fillers import (
-    Filler,
     affine,
     along,
     attention,
@@ -32,37 +24,7 @@ from .fillers import (
     written_from,
     written_row,
 )
-
-
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    text: str
-    fill: Filler
-    results: int
-    weight: float
-    writes: tuple[str, ...] = ()
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def add(
-    name: str,
-    text: str,
-    fill: Filler,
-    *,
-    writes: str = "",
-    weight: float = 1.0,
-) -> None:
-    assert name not in KINDS, name
-    results = 0
-    if "{r}" in text:
-        results = 1
-    while f"{{r{results}}}" in text:
-        results += 1
-    KINDS[name] = Kind(name, text, fill, results, weight, tuple(writes))
-
+from .kinds import add
 
 # ---- pointwise, pure
 
