@@ -9,7 +9,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.util
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +28,7 @@ def install() -> None:
     for name in ("apply_", "map_", "map2_"):
         _announce_write(name)
     _let_higher_order_ops_through()
-    _announce_compiled_writes()
+    _WhenImported("torch._functorch._aot_autograd.runtime_wrappers", _announce_compiled_writes)
 
 
 def _announce_write(name: str) -> None:
@@ -45,10 +50,8 @@ def _let_higher_order_ops_through() -> None:
             op.fallthrough(key)
 
 
-def _announce_compiled_writes() -> None:
+def _announce_compiled_writes(runtime_wrappers: ModuleType) -> None:
     """Functions that are compiled from now on say which of their inputs they are about to write."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-
     make = runtime_wrappers._create_runtime_wrapper
 
     @functools.wraps(make)
@@ -68,3 +71,29 @@ def _announce_compiled_writes() -> None:
         return call
 
     runtime_wrappers._create_runtime_wrapper = announced
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    """Patches a module as soon as something imports it: torch's compiler takes seconds to load."""
+
+    def __init__(self, name: str, patch: Callable[[ModuleType], None]) -> None:
+        self.name, self.patch = name, patch
+        if name in sys.modules:
+            patch(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_patch(module: ModuleType) -> None:
+                run(module)
+                self.patch(module)
+
+            spec.loader.exec_module = run_and_patch
+        return spec

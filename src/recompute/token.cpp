@@ -21,9 +21,12 @@ Token::~Token() {
       recorder->forget(*this);
     }
   }
-  if (!value_) {
-    return;
+  if (value_) {
+    let_go();
   }
+}
+
+void Token::let_go() {
   TapeLock lock(*tape_);
   --value_->tokens;
   if (consumed_ != Value::kNoPass && value_->pass == consumed_) {
@@ -111,6 +114,12 @@ at::Tensor Token::call_unpack_hook() {
       tape_->examiner->unpacked(tape_->number, *value_, view_, tensor, unpacked_);
       unpacked_ = true;
     }
+  }
+  if (pass < 0) {
+    // Looked at from outside of backward (grad_fn._saved_self). It stays, as autograd's own would: what
+    // is written to it now is what backward gets.
+    let_go();
+    storage_ = brought.storage;
   }
   return tensor;
 }

@@ -24,6 +24,7 @@ class Token final : public torch::autograd::SavedVariableHooks, public Pooled<To
   friend class Recorder;
 
   void check_version() const;
+  void let_go();  // of the value
   at::Tensor tensor_on(c10::Storage storage) const;
 
   c10::intrusive_ptr<Tape> tape_;

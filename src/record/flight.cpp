@@ -432,6 +432,17 @@ void Recorder::note_rebound(const at::Tensor& tensor, const at::Tensor& other) {
   }
 }
 
+void Recorder::adopt_version(const at::Tensor& tensor) {
+  if (is_plain(tensor)) {
+    TapeLock lock(*tape_);
+    const auto it = table_.find(tensor.storage().unsafeGetStorageImpl());
+    const auto value = it == table_.end() ? c10::intrusive_ptr<Value>() : it->second.get();
+    if (value && value->versions.empty() && value->home._unsafe_get_target() == it->first) {
+      value->versions.watch(tensor.unsafeGetTensorImpl()->version_counter());
+    }
+  }
+}
+
 // Something that the tape does not see is about to write to it. Recipes read the version before.
 void Recorder::about_to_write(const at::Tensor& tensor) {
   if (!is_plain(tensor)) {
@@ -444,17 +455,6 @@ void Recorder::about_to_write(const at::Tensor& tensor) {
   save_what_is_overwritten(flight);
   for (const auto& written : flight.writes) {
     supersede(written);
-  }
-}
-
-void Recorder::about_to_write(const OpInfo& info, const torch::jit::Stack& stack) {
-  const auto args = torch::jit::last(stack, info.arguments);
-  for (const auto index : info.writes) {
-    each_tensor(args[index], [&](const at::Tensor& tensor, int) {
-      if (tensor.defined()) {
-        about_to_write(tensor);
-      }
-    });
   }
 }
 

@@ -43,6 +43,19 @@ bool is_wrapped_call(const torch::jit::Stack& stack, size_t arguments) {
   return wrapped;
 }
 
+std::vector<at::Tensor> written_by(const OpInfo& info, const torch::jit::Stack& stack) {
+  std::vector<at::Tensor> tensors;
+  const auto args = torch::jit::last(stack, info.arguments);
+  for (const auto index : info.writes) {
+    each_tensor(args[index], [&](const at::Tensor& tensor, int) {
+      if (tensor.defined()) {
+        tensors.push_back(tensor);
+      }
+    });
+  }
+  return tensors;
+}
+
 Recorder* recorder_that_is_on() {
   auto* recorder = Recorder::current();
   return recorder == nullptr || recorder->off() ? nullptr : recorder;
@@ -81,10 +94,19 @@ void look_at(
   const OpInfo& info = op_info(op);
   const bool in_parts = in_handler ? info.is_composite : info.passes(below) || is_wrapped_call(*stack, info.arguments);
   if (in_parts) {
-    if (recorder != nullptr && info.has_own_autograd && !info.writes.empty()) {
-      recorder->about_to_write(info, *stack);  // before kernels above the backend's move its version
+    std::vector<at::Tensor> written;
+    if (recorder != nullptr && !info.writes.empty() && !info.is_composite) {
+      written = written_by(info, *stack);
+    }
+    if (info.has_own_autograd) {
+      for (const auto& tensor : written) {
+        recorder->about_to_write(tensor);  // before kernels above the backend's move its version
+      }
     }
     op.redispatchBoxed(below, stack);
+    for (const auto& tensor : written) {
+      recorder->adopt_version(tensor);
+    }
     if (watch != nullptr) {
       watch->between();
     }

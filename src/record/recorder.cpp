@@ -124,6 +124,11 @@ void Recorder::end() {
   current_recorder = nullptr;
   const auto tape = std::move(tape_);
   TapeLock lock(*tape);
+  for (const auto& [storage, entry] : table_) {
+    if (const auto value = entry.get()) {
+      value->versions.rebase();
+    }
+  }
   table_.clear();
   given_.clear();
   given_sweep_at_ = kSweepAt;
@@ -173,6 +178,7 @@ c10::intrusive_ptr<Value> Recorder::find(
     table_.erase(it);
     return {};
   }
+  value->versions.rebase();
   // Seen for the first time, it must not have been written.
   const bool moved = value->versions.empty() ? counter.current_version() != 0 : value->home_moved();
   if (value->versions.watch(counter)) {
@@ -249,6 +255,24 @@ std::vector<c10::Storage> Recorder::on_the_same_memory(const c10::Storage& stora
   return found;
 }
 
+// The value of another storage, if this one lies on the very same bytes.
+c10::intrusive_ptr<Value> Recorder::on_the_same_bytes(const c10::Storage& storage) {
+  if (!ForeignMemory::holds(storage)) {
+    return {};
+  }
+  const auto range = AddressRange::of(*storage.unsafeGetStorageImpl());
+  for (const auto& other : on_the_same_memory(storage)) {
+    const auto its = AddressRange::of(*other.unsafeGetStorageImpl());
+    if (its.begin == range.begin && its.end == range.end) {
+      const auto known = table_.at(other.unsafeGetStorageImpl()).get();
+      if (known && !known->uninitialized && !known->home_moved()) {
+        return known;
+      }
+    }
+  }
+  return {};
+}
+
 // A root on memory that another tensor writes to as well must notice that one's writes.
 void Recorder::watch_overlapping(const c10::Storage& storage, Value& value) {
   for (const auto& other : on_the_same_memory(storage)) {
@@ -276,6 +300,10 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
     return value;
   }
   if (!value) {
+    if (auto same = on_the_same_bytes(storage)) {
+      same->versions.watch(counter);
+      return same;
+    }
     value = describe(storage, counter);
     value->versions.watch(counter);
     value->leaf = tensor.is_leaf();

@@ -61,7 +61,9 @@ class Recorder final : private Shelf {
 
   // A write that is not recorded: by a kernel of a custom op, or past the dispatcher.
   void about_to_write(const at::Tensor& tensor);
-  void about_to_write(const OpInfo& info, const torch::jit::Stack& stack);  // of its written arguments
+
+  // A handler has written to it, below the kernels that move its version.
+  void adopt_version(const at::Tensor& tensor);
 
   // Autograd is about to save `tensor`. False: it will be kept, so autograd does better without a token:
   // it hands out the very tensor that it was given.
@@ -156,6 +158,7 @@ class Recorder final : private Shelf {
   void remember_aliases(
       const c10::Storage& storage,
       std::initializer_list<c10::VariableVersion> counters);
+  c10::intrusive_ptr<Value> on_the_same_bytes(const c10::Storage& storage);
   void watch_overlapping(const c10::Storage& storage, Value& value);
   std::vector<c10::Storage> on_the_same_memory(const c10::Storage& storage) const;
   void set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value);

@@ -64,6 +64,22 @@ class Versions {
     return false;
   }
 
+  // A counter that stands lower than it was seen has been put back (_unsafe_preserve_version_counter),
+  // and nothing was written since: the recorder sees writes. From now on it counts from there.
+  void rebase() {
+    const auto lower = [](Seen& seen) {
+      if (seen.moved() && seen.counter.current_version() < seen.version) {
+        seen.version = seen.counter.current_version();
+      }
+    };
+    lower(first_);
+    if (others_) {
+      for (auto& other : *others_) {
+        lower(other);
+      }
+    }
+  }
+
   void clear() {
     first_ = Seen();
     others_.reset();
