@@ -184,6 +184,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("wire", &GradCheckOptions::wire)
       .def_readwrite("steps", &GradCheckOptions::steps)
       .def_readwrite("microbatches", &GradCheckOptions::microbatches)
+      .def_readwrite("replicated", &GradCheckOptions::replicated)
       .def_readwrite("ragged", &GradCheckOptions::ragged)
       .def_readwrite("mutations", &GradCheckOptions::mutations)
       .def_readwrite("tolerance", &GradCheckOptions::tolerance)

@@ -31,6 +31,7 @@ add_library(retape_dist SHARED
   src/dist/watch.cpp
   src/dist/whereabouts.cpp
   src/dist/world.cpp
+  src/gradcheck/absence.cpp
   src/gradcheck/case.cpp
   src/gradcheck/fit.cpp
   src/gradcheck/gradcheck.cpp

@@ -1,5 +1,6 @@
 #include <retape/dist/gradcheck.h>
 
+#include "gradcheck/absence.h"
 #include "gradcheck/number_text.h"
 #include "gradcheck/self_test.h"
 #include "gradcheck/sizes.h"
@@ -29,7 +30,7 @@ class Session {
       const GradCheck::Progress& progress,
       const GradCheck::Raised& raised)
       : everyone_(everyone),
-        runner_(everyone, reference, distributed, raised),
+        runner_(everyone, reference, distributed, raised, options.replicated),
         options_(options),
         progress_(progress) {}
 
@@ -51,6 +52,7 @@ class Session {
   const GradCheck::Progress& progress_;
   std::vector<NamedTopology> topologies_;
   std::map<std::string, std::string> even_;  // what a ragged variant was made from, by names
+  AbsenceNotes absences_;
   GradReport report_;
   int done_ = 0;
   int total_ = 0;
@@ -84,6 +86,7 @@ const Outcome& Session::check(const Planned& planned, const Outcome* scale) {
   const auto& reference = runner_.reference(planned.what, planned.name());
   const auto ran = runner_.distributed(planned.what, planned.name());
   if (runner_.first()) {
+    absences_.add(planned.run.topology, ran.united);
     for (auto& row : judge(planned.run, reference, ran.united, scale ? *scale : reference)) {
       report_.rows.push_back(std::move(row));
     }
@@ -138,6 +141,9 @@ void Session::self_test() {
 }
 
 void Session::note_what_was_not_compared() {
+  for (auto& note : absences_.notes()) {
+    report_.notes.push_back(std::move(note));
+  }
   const auto has = [&](const char* what) {
     return std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) { return row.what == what; });
   };

@@ -7,11 +7,21 @@
 
 namespace retape::dist::detail {
 
+// What some ranks return and others do not.
+struct Absence {
+  std::string what;  // as rows have it: "gradient"
+  std::string name;
+  std::vector<int> present, absent;  // ranks
+};
+
 // What ranks hold together.
 struct United {
   Outcome outcome;  // of each tensor the first rank's that holds it
   // Of names in `outcome`: which ranks hold another one.
   std::map<std::string, std::string> odd_gradients = {}, odd_parameters = {}, odd_norms = {}, odd_losses = {};
+  // Of those that are no difference, for notes.
+  std::vector<Absence> absences = {};
+  std::vector<int> silent = {};  // ranks that return nothing
 };
 
 // A run, as rows name it.

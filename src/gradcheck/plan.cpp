@@ -76,8 +76,8 @@ std::string text_of(const GradCheckOptions& options) {
   for (const auto& precision : precisions(options)) {
     text << precision.text() << " to " << tolerance(precision, options) << "; ";
   }
-  text << options.steps << " steps; " << options.microbatches << " microbatches; ragged " << options.ragged << "; mutations " << options.mutations << "; seed "
-       << options.seed;
+  text << options.steps << " steps; " << options.microbatches << " microbatches; replicated " << options.replicated
+       << "; ragged " << options.ragged << "; mutations " << options.mutations << "; seed " << options.seed;
   return text.str();
 }
 

@@ -95,6 +95,7 @@ Ran Runner::run(const Case& what, const std::optional<Break>& broken, const Grad
     if (is_in(what.topology, everyone_.rank())) {
       std::optional<Watch> watch;
       broken ? watch.emplace(std::vector{*broken}) : watch.emplace();
+      mine.ran = true;
       Case here = what;
       here.was_cut = was_cut_;
       mine.outcome = distributed_(here);
@@ -115,7 +116,7 @@ Ran Runner::unite(Share mine, const Caught& caught) const {
     mine = {RankError{everyone_.rank(), text, caught.collective}};
   }
   try {
-    auto ran = detail::unite(everyone_, mine);
+    auto ran = detail::unite(everyone_, mine, replicated_);
     ran.own = caught.error;
     return ran;
   } catch (const CollectiveError&) {

@@ -21,11 +21,13 @@ class Runner {
       const Group& everyone,
       const GradCheck::Step& reference,
       const GradCheck::Step& distributed,
-      const GradCheck::Raised& raised)
+      const GradCheck::Raised& raised,
+      bool replicated)
       : everyone_(everyone),
         reference_(reference),
         distributed_(distributed),
         raised_(raised),
+        replicated_(replicated),
         was_cut_(std::make_shared<std::atomic<bool>>(false)) {}
 
   bool first() const { return everyone_.index() == 0; }
@@ -56,6 +58,7 @@ class Runner {
   const GradCheck::Step& reference_;
   const GradCheck::Step& distributed_;
   const GradCheck::Raised& raised_;
+  const bool replicated_;  // see GradCheckOptions
   std::shared_ptr<std::atomic<bool>> was_cut_;
   std::map<std::string, Outcome> known_;
 };

@@ -241,6 +241,8 @@ class Mean:
             torch_dist.all_reduce(w.grad, group=self.plain)
         else:
             self.group.sum("w", w.grad)
+        if rank == 1 and self.wrong == "leaves it out":
+            return {}
         return {"w": None if rank == 1 and self.wrong == "none" else w.grad}
 
     def _leave(self) -> None:
@@ -257,6 +259,16 @@ def mean_check(wrong: str, **options) -> rd.GradCheck:
 
 def none_on_one_rank() -> rd.GradCheck:
     return mean_check("none", self_test=False)
+
+
+def left_out_on_one_rank() -> rd.GradCheck:
+    return mean_check("leaves it out", self_test=False)
+
+
+def left_out_on_one_rank_of_a_pool() -> rd.GradCheck:
+    pool = {"4": rd.Topology(ROWS, [rd.Pool("ranks", list(range(RANKS)))])}
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "self_test": False}
+    return rd.GradCheck(mean, Mean("leaves it out"), topologies=pool, **options)
 
 
 def another_call_in_a_mutant() -> rd.GradCheck:
@@ -278,7 +290,8 @@ def nothing_through_retape_and_no_self_test() -> rd.GradCheck:
 FACTORIES: list[Callable[[], rd.GradCheck]] = [
     *(right, too_small, square, other_pool_in_a_square, other_pool, mean_of_microbatches),
     *(reseeded, not_the_same, every_replica, forgetful, coarse),
-    *(none_on_one_rank, another_call_in_a_mutant, raises_in_a_mutant),
+    *(none_on_one_rank, left_out_on_one_rank, left_out_on_one_rank_of_a_pool),
+    *(another_call_in_a_mutant, raises_in_a_mutant),
     *(nothing_through_retape, nothing_through_retape_and_no_self_test),
 ]
 

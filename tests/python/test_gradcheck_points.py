@@ -99,6 +99,27 @@ def test_a_replica_without_the_gradient_is_different(reports):
     assert {row["reason"] for row in rows} == {said}
 
 
+def test_with_rows_a_name_that_a_rank_leaves_out_is_different(reports):
+    report = reports["left_out_on_one_rank"]
+    assert (report["kind"], report["exit_code"]) == ("different", 1)
+    rows = wrong(report)
+    assert {row["topology"] for row in rows} == {row["topology"] for row in report["rows"]}
+    said = "rank 1 does not return it, and ranks 0, 2 and 3 do"
+    assert all(row["reason"].startswith(said) for row in rows)
+    assert max(row["error"] for row in rows) < 1e-14  # of those that return it
+
+
+def test_in_pools_a_rank_that_returns_nothing_is_noted(reports):
+    report = reports["left_out_on_one_rank_of_a_pool"]
+    assert report["kind"] == "equal"
+    (note,) = [note for note in report["notes"] if "rank 1 returns nothing (in 4; 4, ragged" in note]
+    assert "not compared" in note
+
+
+def test_names_that_whole_pools_return_are_not_noted(reports):
+    assert not any("not return" in note for note in reports["right"]["notes"])
+
+
 def test_a_clip_norm_counts_each_parameter_once(reports):
     rows = wrong(reports["every_replica"])
     assert {(row["what"], row["tensor"]) for row in rows} == {("norm", "both")}

@@ -55,8 +55,9 @@ Progress = Callable[[int, int, str], None]
 class Outcome:
     """What a step has come to. The reference has all tensors, a rank those that it holds.
 
-    A rank leaves out the names of what it does not hold: None, where another rank has a gradient, is a
-    replica without it. DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
+    With `topologies` a rank leaves out the names of what it does not hold; a note lists the ranks that
+    leave out what others of their pool return. With `rows` every rank holds all of them, and a name that
+    is missing on one is different. None, where another rank has a gradient, is a replica without it. DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
 
     gradients: Tensors  # after every reduction, before clipping
     # After `case.steps`; the reference's also after 0: as they begin.
@@ -147,7 +148,8 @@ class GradCheck:
         that are not 0. Each is checked alone, and all together.
     topologies: by name. A step runs on the ranks of one alone, so that with several it needs a group for
         each. Of several pools one must have one rank in each, and of each two either must be larger in one.
-        With `rows` in their place: data parallelism over all ranks, one pool "ranks".
+        With `rows` in their place: data parallelism over all ranks, one pool "ranks". Every rank then
+        holds every parameter, and must return each name.
     dtypes: of production, after float64, which decides. wire: dtype in which production sends.
     steps: of the optimizer, after which it is compared how far parameters have moved.
     microbatches: for a step that accumulates; `case.cut(rows)` gives them, of very different sizes. That no
@@ -227,6 +229,7 @@ class GradCheck:
             pool = _dist.Pool("ranks", list(range(ranks)))
             topologies = {str(ranks): _dist.Topology(self.rows or 0, [pool])}
         options.topologies = list(topologies.items())
+        options.replicated = self.topologies is None
         options.dtypes = list(self.dtypes)
         options.wire = self.wire
         options.steps = self.steps
