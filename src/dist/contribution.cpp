@@ -135,12 +135,18 @@ void merge(Contribution& known, const Contribution& other) {
   }
 }
 
-Change pass(Place place, const std::string& name, const std::string& group, int size, int64_t count) {
+Change pass(
+    Place place,
+    const std::string& name,
+    const std::string& group,
+    int size,
+    int64_t count,
+    const std::string& contents) {
   if (!watching.load(std::memory_order_relaxed)) {
     return {};
   }
   const std::lock_guard guard(mutex);
-  const Contribution here{place, name, group, size, count};
+  const Contribution here{place, name, group, size, count, true, contents};
   const auto known = std::find(watched.seen.begin(), watched.seen.end(), here);
   if (known == watched.seen.end()) {
     watched.seen.push_back(here);

@@ -190,7 +190,7 @@ void SumReducer::wait() {
 
 Pending sum_async(
     const std::string& name, const Partial<at::Tensor>& partial, const Group& group, const std::string& contents) {
-  const auto change = detail::pass(Place::Sum, name, group.name(), group.size()).mutation;
+  const auto change = detail::pass(Place::Sum, name, group.name(), group.size(), 0, contents).mutation;
   return detail::sum_in_place(group, contents.empty() ? name : contents, partial.value(), change);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 namespace retape::dist::detail {
 
@@ -66,6 +67,24 @@ std::vector<Trial> trials_at(
   return trials;
 }
 
+bool sums_the_dead(const Contribution& at, const std::vector<std::string>& may_be_dead) {
+  if (at.place != Place::Sum && at.place != Place::Once) {
+    return false;  // its name is not a tensor's
+  }
+  constexpr std::string_view kBetween = ", ";
+  std::string_view left = at.contents.empty() ? std::string_view(at.name) : at.contents;
+  while (true) {
+    const auto end = left.find(kBetween);
+    if (!matches(std::string(left.substr(0, end)), may_be_dead)) {
+      return false;
+    }
+    if (end == std::string_view::npos) {
+      return true;
+    }
+    left.remove_prefix(end + kBetween.size());
+  }
+}
+
 void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
   const GradRow* best = nullptr;
   // Norms follow from gradients.
@@ -85,7 +104,7 @@ void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
 }
 
 SelfTest::SelfTest(Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher)
-    : runner_(runner), topology_(topology), watcher_(std::move(watcher)) {
+    : runner_(runner), topology_(topology), may_be_dead_(options.may_be_dead), watcher_(std::move(watcher)) {
   runs_ = plan_alone(topology, {}, options);
   all_ = runs_.size();
   runs_.push_back(plan_all(topology, {}, options));
@@ -127,16 +146,39 @@ bool SelfTest::list(GradReport& report) {
       }
     }
   }
+  std::vector<std::string> skipped;
   for (const auto& [at, runs] : seen) {
+    if (sums_the_dead(at, may_be_dead_)) {
+      skipped.push_back(at.name);
+      continue;
+    }
     const auto found = trials_at(at, runs, topology_.topology, report.equivalent);
     trials_.insert(trials_.end(), found.begin(), found.end());
   }
-  if (trials_.empty()) {
+  note_skipped(skipped, report);
+  if (trials_.empty() && skipped.empty()) {
     report.vacuous.push_back(
         "nothing was summed through retape::dist, so the self-test has nothing to break, and that a wrong sum "
         "would be noticed is not shown. Fix: SumHook under DDP, SumReducer elsewhere, or --no-self-test.");
   }
   return !trials_.empty();
+}
+
+void SelfTest::note_skipped(const std::vector<std::string>& names, GradReport& report) const {
+  if (names.empty()) {
+    return;
+  }
+  if (trials_.empty()) {
+    report.vacuous.push_back(
+        "every sum through retape::dist is of tensors that are declared may_be_dead, so the self-test has nothing to "
+        "break. Fix: declare fewer.");
+    return;
+  }
+  std::string text;
+  for (const auto& name : names) {
+    text += (text.empty() ? "\"" : ", \"") + name + "\"";
+  }
+  report.notes.push_back("the self-test skips sums of tensors that may be dead: " + text + ".");
 }
 
 // A rank that raised may have left others waiting in groups that are broken since, and then every mutant

@@ -241,7 +241,7 @@ std::vector<std::string> gather_texts(const Group& group, const std::string& nam
 
 void pack(Packer& packer, const Contribution& seen) {
   packer.number(static_cast<int64_t>(seen.place)).text(seen.name).text(seen.group);
-  packer.number(seen.size).number(seen.count).number(seen.even);
+  packer.number(seen.size).number(seen.count).number(seen.even).text(seen.contents);
 }
 
 Contribution unpacked_contribution(Unpacker& unpacker) {
@@ -252,6 +252,7 @@ Contribution unpacked_contribution(Unpacker& unpacker) {
   seen.size = static_cast<int>(unpacker.number());
   seen.count = unpacker.number();
   seen.even = unpacker.number() != 0;
+  seen.contents = unpacker.text();
   return seen;
 }
 

@@ -129,6 +129,63 @@ TEST(GradCheckOnePool, AMutantThatCountsReplicasIsLeftOutWhereThereAreNone) {
   });
 }
 
+// Zeros stay zeros, whatever a mutant makes of them: as of a parameter that is not used.
+Outcome with_dead(Outcome outcome) {
+  for (const auto* name : {"dead.weight", "dead.bias"}) {
+    outcome.gradients[name] = torch::zeros({2}, torch::kDouble);
+  }
+  return outcome;
+}
+
+TEST(GradCheckOnePool, TheSelfTestSkipsWhatMayBeDead) {
+  expect_ranks(2, [](World& world) {
+    const auto group = world.group("ranks", {0, 1});
+    const auto reference = [](const Case& c) { return with_dead(mean(c)); };
+    const auto one_by_one = [&](const Case& c) {
+      auto outcome = with_dead(MeanByRanks(group, [](int64_t) {})(c));
+      SumReducer reducer(group);
+      reducer.add("dead.weight", Partial(outcome.gradients["dead.weight"]));
+      reducer.add("dead.bias", Partial(outcome.gradients["dead.bias"]));
+      reducer.reduce();
+      return outcome;
+    };
+    const auto in_a_bucket = [&](const Case& c) {
+      const Partial bucket(torch::zeros({4}, torch::kDouble));
+      sum_async("dead.weight to dead.bias", bucket, group, "dead.weight, dead.bias").wait();
+      return with_dead(MeanByRanks(group, [](int64_t) {})(c));
+    };
+    for (const GradCheck::Step& step : {GradCheck::Step(one_by_one), GradCheck::Step(in_a_bucket)}) {
+      for (const auto& declared : {std::vector<std::string>{"dead.weight", "dead.bias"}, {"dead.*"}}) {
+        auto given = mean_options({0, 1});
+        given.mutations = true;
+        given.may_be_dead = declared;
+        const auto report = GradCheck(world.all(), reference, step, given).run();
+        RANK_EXPECT_EQ(report.exit_code(), 0);
+        if (world.rank() == 0) {
+          RANK_EXPECT_EQ(report.mutants.size(), 8u);
+          RANK_EXPECT_TEXT(report.text(), "note: the self-test skips sums of tensors that may be dead: \"dead.weight");
+        }
+      }
+    }
+  });
+}
+
+TEST(GradCheckOnePool, ASelfTestThatSkipsEverySumProvesNothing) {
+  expect_ranks(2, [](World& world) {
+    const auto group = world.group("ranks", {0, 1});
+    const auto sums_dead = [&](const Case& c) {
+      group.sum("dead.bias", torch::zeros({2}, torch::kDouble));
+      return with_dead(mean(c));
+    };
+    auto given = mean_options({0, 1});
+    given.mutations = true;
+    given.may_be_dead = {"dead.*"};
+    const auto report = GradCheck(world.all(), [](const Case& c) { return with_dead(mean(c)); }, sums_dead, given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 6);
+    RANK_EXPECT(world.rank() != 0 || contains(report.text(), "vacuous: every sum through retape::dist is of tensors"));
+  });
+}
+
 TEST(GradCheckOnePool, AReplicaWithoutTheGradientIsDifferent) {
   expect_ranks(3, [](World& world) {
     const auto given = mean_options({0, 1, 2});

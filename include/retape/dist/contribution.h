@@ -43,6 +43,8 @@ struct Contribution {
   int size = 1;       // of the group
   int64_t count = 0;  // Count: of this rank. Norm: replicas that another counts, the most of all ranks
   bool even = true;   // Count: the same on all ranks, each time
+  // Sum of several tensors under one name, as of a bucket: their names, with ", " between. Empty: `name` is the tensor's.
+  std::string contents = {};
   bool operator==(const Contribution& other) const {
     return place == other.place && name == other.name && group == other.group;
   }
@@ -89,9 +91,14 @@ struct Change {
   double factor = 1;
 };
 
-// Notes the contribution; what is to be done to it. `count`: see Contribution.
+// Notes the contribution; what is to be done to it. `count`, `contents`: see Contribution.
 RETAPE_API Change pass(
-    Place place, const std::string& name, const std::string& group, int size, int64_t count = 0);
+    Place place,
+    const std::string& name,
+    const std::string& group,
+    int size,
+    int64_t count = 0,
+    const std::string& contents = {});
 
 }  // namespace detail
 
