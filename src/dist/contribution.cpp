@@ -57,6 +57,7 @@ const char* text(Mutation mutation) {
     case Mutation::OtherCount: return "other count";
     case Mutation::LocalValue: return "local value";
     case Mutation::EveryReplica: return "every replica";
+    case Mutation::Weighted: return "weighted";
   }
   return "";
 }
@@ -95,7 +96,8 @@ std::optional<double> predicted_ratio(Mutation mutation, const Contribution& at,
     case Mutation::LocalCount:
     case Mutation::OtherCount:
     case Mutation::LocalValue:
-    case Mutation::EveryReplica: return std::nullopt;
+    case Mutation::EveryReplica:
+    case Mutation::Weighted: return std::nullopt;
   }
   return std::nullopt;
 }

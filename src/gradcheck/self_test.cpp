@@ -194,7 +194,7 @@ bool SelfTest::try_one(Trial& trial) {
   auto& mutant = trial.mutant;
   bool hit = false;
   for (const auto run : trial.runs) {
-    const auto ran = runner_.broken(runs_[run].what, {mutant.at, mutant.mutation, trial.factor});
+    const auto ran = runner_.broken(runs_[run].what, {{mutant.at, mutant.mutation, trial.factor}});
     if (!ran.errors.empty()) {
       mutant.killed = true;
       mutant.terms = runs_[run].run.terms;
@@ -231,9 +231,9 @@ bool SelfTest::try_one(Trial& trial) {
   return true;
 }
 
-void SelfTest::run(GradReport& report) {
+bool SelfTest::run(GradReport& report) {
   if (!list(report)) {
-    return;
+    return false;
   }
   report.mutated = topology_.name;
   watcher_.expect(static_cast<int>(trials_.size()));
@@ -247,7 +247,7 @@ void SelfTest::run(GradReport& report) {
           "the self-test ended with " + std::to_string(trials_.size() - i - 1) +
           " mutants left: a rank raised, and since then the step itself raises or differs. Groups in which others "
           "waited for it are broken.");
-      return;
+      return false;
     }
   }
   const auto lives = report.mutants.size() - report.killed();
@@ -256,6 +256,7 @@ void SelfTest::run(GradReport& report) {
         std::to_string(lives) + " of " + std::to_string(report.mutants.size()) +
         " mutants of the self-test were not noticed: what they break could be wrong.");
   }
+  return true;
 }
 
 }  // namespace retape::dist::detail

@@ -35,8 +35,9 @@ class SelfTest {
 
   SelfTest(Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher);
 
-  // Fills in what a report says of mutants. By every rank; the report of the first is complete.
-  void run(GradReport& report);
+  // Fills in what a report says of mutants. By every rank; the report of the first is complete. False: it
+  // ended early, and groups may be broken.
+  bool run(GradReport& report);
 
  private:
   bool list(GradReport& report);

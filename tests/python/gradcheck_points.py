@@ -232,6 +232,9 @@ class Mean:
         w = weight(case, "left")
         if self.wrong == "nothing here":
             (fit(case, w, *rows) / TOKENS).backward()
+        elif self.wrong == "a mean of no rows":
+            own = int(tokens(*rows).sum())
+            (fit(case, w, *rows) / own * (own / TOKENS)).backward()
         else:
             count = rd.count_global("tokens", int(tokens(*rows).sum()), self.group)
             if rank == 1 and count.value > TOKENS:
@@ -271,6 +274,44 @@ def left_out_on_one_rank_of_a_pool() -> rd.GradCheck:
     return rd.GradCheck(mean, Mean("leaves it out"), topologies=pool, **options)
 
 
+def a_mean_of_no_rows() -> rd.GradCheck:
+    return mean_check("a mean of no rows", self_test=False)
+
+
+def alike(case: rd.Case, w: torch.Tensor, rows: int) -> torch.Tensor:
+    """Every row is the same."""
+    return (torch.ones(rows, WIDTH, dtype=case.dtype) @ w - 1).square().sum()
+
+
+def alike_mean(case: rd.Case) -> dict[str, torch.Tensor]:
+    w = weight(case, "left")
+    (alike(case, w, ROWS) / ROWS).backward()
+    return {"w": w.grad}
+
+
+def alike_check(mean_of_means: bool) -> rd.GradCheck:
+    group = rd.Group(torch_dist.new_group(), name="ranks")
+
+    def distributed(case: rd.Case) -> dict[str, torch.Tensor]:
+        begin, end = case.topology.pool("ranks").shards[torch_dist.get_rank()]
+        w = weight(case, "left")
+        loss = alike(case, w, end - begin)
+        (loss / (end - begin) / RANKS if mean_of_means else loss / ROWS).backward()
+        group.sum("w", w.grad)
+        return {"w": w.grad}
+
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "empty": False}
+    return rd.GradCheck(alike_mean, distributed, rows=ROWS, **options)
+
+
+def alike_rows() -> rd.GradCheck:
+    return alike_check(mean_of_means=False)
+
+
+def mean_of_means_of_alike_rows() -> rd.GradCheck:
+    return alike_check(mean_of_means=True)
+
+
 def another_call_in_a_mutant() -> rd.GradCheck:
     return mean_check("another call", ragged=False)
 
@@ -291,6 +332,7 @@ FACTORIES: list[Callable[[], rd.GradCheck]] = [
     *(right, too_small, square, other_pool_in_a_square, other_pool, mean_of_microbatches),
     *(reseeded, not_the_same, every_replica, forgetful, coarse),
     *(none_on_one_rank, left_out_on_one_rank, left_out_on_one_rank_of_a_pool),
+    *(a_mean_of_no_rows, alike_rows, mean_of_means_of_alike_rows),
     *(another_call_in_a_mutant, raises_in_a_mutant),
     *(nothing_through_retape, nothing_through_retape_and_no_self_test),
 ]

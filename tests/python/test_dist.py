@@ -333,7 +333,7 @@ def test_join_is_refused_on_all_ranks_before_one_waits_and_its_fix_works(told):
         for refused in line["refused"]:
             assert refused["kinds"][0] == "UsageError"
             assert "[SumHook] join() of DistributedDataParallel: " in refused["text"]
-            assert "who has run out takes them with 0 rows" in refused["text"]
+            assert "ranks that run out continue with 0 rows" in refused["text"]
         assert len(line["off"]) == 2
         assert max(line["off"]) < 1e-14
 

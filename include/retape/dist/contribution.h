@@ -33,7 +33,8 @@ enum class Mutation : uint8_t {
   LocalCount,   // this rank's count in place of everybody's
   OtherCount,   // this rank's count times `factor`: the size of another group
   LocalValue,   // global_residual: this rank's sum in place of everybody's
-  EveryReplica  // clip_grad_norm: every replica counts
+  EveryReplica,  // clip_grad_norm: every replica counts
+  Weighted,     // a sum: this rank's part times `factor`, which may be another on each
 };
 
 struct Contribution {
@@ -53,7 +54,7 @@ struct Contribution {
 RETAPE_API const char* text(Place place);
 RETAPE_API const char* text(Mutation mutation);
 
-// What can be broken at such a place. OtherCount is not among them: it needs a factor.
+// What can be broken at such a place. OtherCount and Weighted are not among them: they need a factor.
 RETAPE_API std::vector<Mutation> mutations_of(Place place);
 
 // By what a gradient that consists of nothing but this contribution is multiplied; none where that is

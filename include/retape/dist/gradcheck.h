@@ -27,6 +27,8 @@
 //   ragged shards               even ones hide a mean of means. A variant is added in which every pool is
 //                               ragged that is not in any topology; `microbatches` are ragged always, and
 //                               that no rank asks for them is noted
+//   empty shards                ranks that run out of batches continue with 0 rows. A variant is added in
+//                               which one rank of every pool has none
 //
 // A factor alpha that fits, with little left over, is a wrong scale, and group sizes that make it are
 // guessed; at equal sizes several do, so some topology must have all sizes different. Rows must go from many
@@ -86,6 +88,7 @@ struct GradCheckOptions {
   // rank leaves out is different. Without it a rank may hold some, and what is left out is a note.
   bool replicated = false;
   bool ragged = true;                                 // add a ragged variant of pools that are not
+  bool empty = true;                                  // beside it, one with a rank without rows
   bool mutations = true;                              // the self-test
   std::map<at::ScalarType, double> tolerance;         // by dtype of computation, in place of the derived
   std::vector<std::string> may_be_dead;               // tensors without gradient: names, "*" at the end

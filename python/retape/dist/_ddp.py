@@ -201,7 +201,7 @@ def _refuse_join(**_: object) -> NoReturn:
     raise _C.UsageError(
         "[SumHook] join() of DistributedDataParallel: a rank that has no more batches would answer for DDP's "
         "averages, and sums are agreed on by all ranks. Fix: leave join() out, and let every rank take as many "
-        "steps as the one with the most; who has run out takes them with 0 rows, which add nothing to the "
+        "steps as the one with the most; ranks that run out continue with 0 rows, which add nothing to the "
         "count nor to the sum."
     )
 
