@@ -30,7 +30,8 @@ constexpr const char* kRagged =
     "a mean of each rank's mean or each microbatch's (count_global), rows that are dropped or padded where shards "
     "differ, or state of an earlier run";
 constexpr const char* kEmpty =
-    "a mean over 0 rows, a step or a sum that a rank without rows skips, or state of an earlier run";
+    "a count of at least 1 for 0 rows, an average that counts a rank without rows, a step or a sum that such a rank "
+    "skips, or state of an earlier run";
 constexpr const char* kNarrow =
     "a part of the step that computes or sends in float32 (a cast, a buffer, a wire), or a sum of very different "
     "numbers in another order";

@@ -216,7 +216,7 @@ TEST(Judge, NeighboursTellWhereItIsRight) {
   EXPECT_THAT(rows[2].reason, HasSubstr("state of an earlier run"));
   EXPECT_EQ(rows[3].reason, "");
   EXPECT_THAT(rows[4].reason, HasSubstr("not finite, and the reference is; only with ragged shards (4 is equal)"));
-  EXPECT_THAT(without_ragged[4].reason, HasSubstr("; only where a rank has no rows (4 is equal). Candidates: a mean over 0"));
+  EXPECT_THAT(without_ragged[4].reason, HasSubstr("; only where a rank has no rows (4 is equal). Candidates: a count of"));
 }
 
 TEST(Judge, NeighboursNarrowCandidatesDown) {

@@ -232,11 +232,10 @@ class Mean:
         w = weight(case, "left")
         if self.wrong == "nothing here":
             (fit(case, w, *rows) / TOKENS).backward()
-        elif self.wrong == "a mean of no rows":
-            own = int(tokens(*rows).sum())
-            (fit(case, w, *rows) / own * (own / TOKENS)).backward()
         else:
-            count = rd.count_global("tokens", int(tokens(*rows).sum()), self.group)
+            own = int(tokens(*rows).sum())
+            own = max(own, 1) if self.wrong == "at least one" else own
+            count = rd.count_global("tokens", own, self.group)
             if rank == 1 and count.value > TOKENS:
                 self._leave()
             rd.normalize(fit(case, w, *rows), count).value.backward()
@@ -274,8 +273,8 @@ def left_out_on_one_rank_of_a_pool() -> rd.GradCheck:
     return rd.GradCheck(mean, Mean("leaves it out"), topologies=pool, **options)
 
 
-def a_mean_of_no_rows() -> rd.GradCheck:
-    return mean_check("a mean of no rows", self_test=False)
+def counts_at_least_one() -> rd.GradCheck:
+    return mean_check("at least one", self_test=False)
 
 
 def alike(case: rd.Case, w: torch.Tensor, rows: int) -> torch.Tensor:
@@ -332,7 +331,7 @@ FACTORIES: list[Callable[[], rd.GradCheck]] = [
     *(right, too_small, square, other_pool_in_a_square, other_pool, mean_of_microbatches),
     *(reseeded, not_the_same, every_replica, forgetful, coarse),
     *(none_on_one_rank, left_out_on_one_rank, left_out_on_one_rank_of_a_pool),
-    *(a_mean_of_no_rows, alike_rows, mean_of_means_of_alike_rows),
+    *(counts_at_least_one, alike_rows, mean_of_means_of_alike_rows),
     *(another_call_in_a_mutant, raises_in_a_mutant),
     *(nothing_through_retape, nothing_through_retape_and_no_self_test),
 ]
