@@ -57,7 +57,8 @@ class Outcome:
 
     With `topologies` a rank leaves out the names of what it does not hold; a note lists the ranks that
     leave out what others of their pool return. With `rows` every rank holds all of them, and a name that
-    is missing on one is different. None, where another rank has a gradient, is a replica without it. DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
+    is missing on one is different. None, where another rank has a gradient, is a replica without it.
+    DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
 
     gradients: Tensors  # after every reduction, before clipping
     # After `case.steps`; the reference's also after 0: as they begin.
