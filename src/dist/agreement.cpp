@@ -250,8 +250,9 @@ void Agreement::explain_absence(const Call& call, const std::string& gate) {
   }
   std::sort(to_blame.begin(), to_blame.end());
   to_blame.erase(std::unique(to_blame.begin(), to_blame.end()), to_blame.end());
-  const bool had_come =
-      std::all_of(missing.begin(), missing.end(), [&](int index) { return has_come(index); });
+  // One that is only late may come while this looks for who is to blame.
+  const bool had_come = std::all_of(
+      missing.begin(), missing.end(), [&](int index) { return roll_.has_left(index) && has_come(index); });
   raise(
       at(call) + ranks_text(late) +
           (had_come ? " came, and can no longer take part" : " did not come within " + waited + " ms") +
