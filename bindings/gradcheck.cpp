@@ -19,12 +19,15 @@ using dist::GradCheckOptions;
 using dist::GradReport;
 using dist::Outcome;
 
-// An exception of a Python function on its way through C++. Other ranks are told its first line.
+// An exception of a Python function on its way through C++. Other ranks get its first line, with its notes.
 struct StepError : std::exception {
   explicit StepError(py::error_already_set raised)
       : error(std::make_shared<py::error_already_set>(std::move(raised))) {
     text = py::str(error->type().attr("__name__")).cast<std::string>() + ": " +
         py::str(error->value()).cast<std::string>();
+    for (const auto& note : py::list(py::getattr(error->value(), "__notes__", py::list()))) {
+      text += " " + py::str(note).cast<std::string>();
+    }
   }
   const char* what() const noexcept override { return text.c_str(); }
 
@@ -184,7 +187,9 @@ void bind_options(py::module_& module) {
       .def_readwrite("wire", &GradCheckOptions::wire)
       .def_readwrite("steps", &GradCheckOptions::steps)
       .def_readwrite("microbatches", &GradCheckOptions::microbatches)
+      .def_readwrite("replicated", &GradCheckOptions::replicated)
       .def_readwrite("ragged", &GradCheckOptions::ragged)
+      .def_readwrite("empty", &GradCheckOptions::empty)
       .def_readwrite("mutations", &GradCheckOptions::mutations)
       .def_readwrite("tolerance", &GradCheckOptions::tolerance)
       .def_readwrite("may_be_dead", &GradCheckOptions::may_be_dead)

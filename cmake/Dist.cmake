@@ -31,7 +31,10 @@ add_library(retape_dist SHARED
   src/dist/watch.cpp
   src/dist/whereabouts.cpp
   src/dist/world.cpp
+  src/gradcheck/absence.cpp
+  src/gradcheck/alike_rows.cpp
   src/gradcheck/case.cpp
+  src/gradcheck/explain.cpp
   src/gradcheck/fit.cpp
   src/gradcheck/gradcheck.cpp
   src/gradcheck/guess.cpp
@@ -45,6 +48,7 @@ add_library(retape_dist SHARED
   src/gradcheck/sizes.cpp
   src/gradcheck/tolerance.cpp
   src/gradcheck/unite.cpp
+  src/gradcheck/variants.cpp
   src/gradcheck/visibility.cpp
 )
 add_library(Retape::dist ALIAS retape_dist)

@@ -21,6 +21,7 @@ constexpr char kAgreed[] = "agreed";
 constexpr char kBad[] = "bad";
 constexpr char kTrouble[] = "trouble";
 constexpr char kGaveUp[] = "gave up ";  // then after how many milliseconds, and the indices of the absent
+constexpr char kWithdrawn[] = "withdrawn ";  // then the index of the rank whose caller was interrupted
 
 // For a store to wait: who waits is woken.
 constexpr std::chrono::hours kWithoutEnd{24};
@@ -128,6 +129,9 @@ void Agreement::reach(const Call& call) {
   if (gate == kTrouble) {
     fail(call, "the call before failed");
   }
+  if (gate.starts_with(kWithdrawn)) {
+    explain_withdrawal(call, gate);
+  }
   if (gate != kAgreed) {
     explain_absence(call, gate);
   }
@@ -190,11 +194,29 @@ void Agreement::give_up_on_those_who_left(const Board& board, Milliseconds waite
   if (gate == 0 || !roll.somebody_left()) {
     return;
   }
-  auto missing = missing_at(board, gate);
-  std::erase_if(missing, [&](int index) { return !roll.has_left(index); });
-  if (!missing.empty()) {
-    decide_in_vain(board, gate, waited, missing);
+  std::vector<int> left;
+  for (int index = 0; index < static_cast<int>(ranks_.size()); ++index) {
+    if (index != index_ && roll.has_left(index)) {
+      left.push_back(index);
+    }
   }
+  if (!left.empty()) {
+    decide_in_vain(board, gate, waited, left);
+  }
+}
+
+void Agreement::withdraw(const Board& board) const {
+  if (const uint64_t gate = at_gate_) {
+    board.decide("gate/" + std::to_string(gate), kWithdrawn + std::to_string(index_));
+  }
+}
+
+void Agreement::explain_withdrawal(const Call& call, const std::string& gate) {
+  const int rank = ranks_.at(std::stoi(gate.substr(sizeof kWithdrawn - 1)));
+  raise(
+      at(call) + ranks_text({rank}) + " was interrupted while it waited for others, and left the call. " +
+          "Nothing was sent. Fix: look at the output of " + ranks_text({rank}) + ".",
+      {rank});
 }
 
 bool Agreement::has_come(int index) const {
@@ -228,8 +250,13 @@ void Agreement::explain_absence(const Call& call, const std::string& gate) {
   }
   std::sort(to_blame.begin(), to_blame.end());
   to_blame.erase(std::unique(to_blame.begin(), to_blame.end()), to_blame.end());
+  // One that is only late may come while this looks for who is to blame.
+  const bool had_come = std::all_of(
+      missing.begin(), missing.end(), [&](int index) { return roll_.has_left(index) && has_come(index); });
   raise(
-      at(call) + ranks_text(late) + " did not come within " + waited + " ms. Nothing was sent." +
+      at(call) + ranks_text(late) +
+          (had_come ? " came, and can no longer take part" : " did not come within " + waited + " ms") +
+          ". Nothing was sent." +
           (whys.empty() ? " It has ended, is stopped, or skipped the call." : whys) +
           " Fix: look at the output of " + ranks_text(to_blame) + "; a longer timeout if it is only slow.",
       to_blame);

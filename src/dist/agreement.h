@@ -1,11 +1,11 @@
 // Agreement: the ranks of a process group compare what they are about to do, on its board.
 //
 // Each rank has a mark: the number of the call that it has come to, and the fingerprint (a hash of group and
-// text) of what it would do there. Who has written his mark adds himself to a counter. Whoever comes last compares
-// all marks, and decides the gate of the call: "agreed" or "bad". The sentry of one that has waited in vain decides
-// it too: "gave up", with who has not come by his mark. The first decision stands, for all ranks, so that no rank
-// begins what another has given up. After "bad" everybody writes his text down and reads those of the others:
-// texts travel only then.
+// text) of what it would do there. After publishing its mark, a rank increments a counter. The last to come compares
+// all marks, and decides the gate of the call: "agreed" or "bad". The sentry of a rank that has waited in vain decides
+// it too: "gave up", with the ranks that have not come by their marks or have ended; and "withdrawn" where its own
+// caller was interrupted. The first decision stands, for all ranks, so that no rank begins what another has given up.
+// After "bad" every rank writes its text down and reads those of the others: texts travel only then.
 //
 // Who waits at the gate waits for the decision and not for the clock: a store whose time is over tells so in
 // warnings, for which it asks a name server who it is, and that may take seconds.
@@ -51,8 +51,10 @@ class Agreement {
   // From another thread, over its own connection `board`: decides the gate of the call under way, which wakes who
   // waits there. When its time has been over for that long...
   void give_up(const Board& board, const Call& call, Milliseconds overdue) const;
-  // ...or where one whom it has waited for, for that long, will never come, since its process has ended.
+  // ...or where the process of one has ended, before or after it came: the call can no longer succeed...
   void give_up_on_those_who_left(const Board& board, Milliseconds waited) const;
+  // ...or where this rank's caller was interrupted.
+  void withdraw(const Board& board) const;
 
   // After `reason`, an error in the call that was agreed on: CollectiveError with who is to blame.
   [[noreturn]] void fail(const Call& call, const std::string& reason);
@@ -72,6 +74,7 @@ class Agreement {
   Blame blame_for(int index, Answer answer, bool one_has_ended, Trail& trail) const;
   [[noreturn]] void raise(const std::string& text, std::vector<int> ranks);
   [[noreturn]] void explain_absence(const Call& call, const std::string& gate);
+  [[noreturn]] void explain_withdrawal(const Call& call, const std::string& gate);
   [[noreturn]] void explain_difference(const Call& call);
   std::map<std::string, std::vector<int>> texts_of_all(const Call& call);
   bool has_come(int index) const;  // even if too late

@@ -57,6 +57,7 @@ const char* text(Mutation mutation) {
     case Mutation::OtherCount: return "other count";
     case Mutation::LocalValue: return "local value";
     case Mutation::EveryReplica: return "every replica";
+    case Mutation::Weighted: return "weighted";
   }
   return "";
 }
@@ -95,7 +96,8 @@ std::optional<double> predicted_ratio(Mutation mutation, const Contribution& at,
     case Mutation::LocalCount:
     case Mutation::OtherCount:
     case Mutation::LocalValue:
-    case Mutation::EveryReplica: return std::nullopt;
+    case Mutation::EveryReplica:
+    case Mutation::Weighted: return std::nullopt;
   }
   return std::nullopt;
 }
@@ -135,12 +137,18 @@ void merge(Contribution& known, const Contribution& other) {
   }
 }
 
-Change pass(Place place, const std::string& name, const std::string& group, int size, int64_t count) {
+Change pass(
+    Place place,
+    const std::string& name,
+    const std::string& group,
+    int size,
+    int64_t count,
+    const std::string& contents) {
   if (!watching.load(std::memory_order_relaxed)) {
     return {};
   }
   const std::lock_guard guard(mutex);
-  const Contribution here{place, name, group, size, count};
+  const Contribution here{place, name, group, size, count, true, contents};
   const auto known = std::find(watched.seen.begin(), watched.seen.end(), here);
   if (known == watched.seen.end()) {
     watched.seen.push_back(here);

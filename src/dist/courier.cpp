@@ -139,9 +139,9 @@ void Courier::wait(Job& job) {
   bool stopped = false;
   while (!job.done) {
     changed_.wait_until(lock, std::min(until, Clock::now() + kPulse), [&] { return job.done || left; });
-    if (const auto call = registry().while_waiting.load(); call && !job.done && !left) {
+    if (!job.done && !left) {
       lock.unlock();
-      call();
+      call_while_waiting(job);
       lock.lock();
     }
     const auto late = until < Clock::time_point::max() ? Clock::now() - until : Clock::duration(-1);
@@ -159,6 +159,21 @@ void Courier::wait(Job& job) {
   done = std::exchange(done_, {});
   if (job.error) {
     std::rethrow_exception(job.error);
+  }
+}
+
+void Courier::call_while_waiting(Job& job) {
+  const auto call = registry().while_waiting.load();
+  if (!call) {
+    return;
+  }
+  try {
+    call();
+  } catch (...) {
+    // Its result would go nowhere. The sentry tells those who wait for others.
+    const std::lock_guard guard(mutex_);
+    job.withdrawn = true;
+    throw;
   }
 }
 

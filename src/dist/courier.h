@@ -45,6 +45,7 @@ class Job {
   // Where the timeout is not known before the store is asked: from what is on the board of words.
   std::function<Milliseconds(const Board& words)> timeout;
   bool done = false;
+  bool withdrawn = false;  // its caller was interrupted in wait
   std::exception_ptr error;
 };
 
@@ -71,7 +72,9 @@ class Courier {
   static void set_while_waiting(WhileWaiting call);
 
   void start(std::shared_ptr<Job> job);
-  void wait(Job& job);  // CollectiveError
+  // CollectiveError. An exception of what is called while it waits (an interrupt) ends the wait, and withdraws the job:
+  // other ranks raise too, unless all have come.
+  void wait(Job& job);
 
   // From a job's move: the process group for the jobs that follow. `make` gets a store of its own keys.
   void make_process_group(const std::function<ProcessGroupPtr(const StorePtr&)>& make);
@@ -100,6 +103,8 @@ class Courier {
   void end();
   std::chrono::milliseconds to_rest() const;
 
+  void call_while_waiting(Job& job);
+
   // The courier's thread.
   void run();
   std::exception_ptr make(Job& job);
@@ -117,7 +122,7 @@ class Courier {
   void look_around(std::optional<Sentry>& sentry, const Glance& seen);
   void look(Sentry& sentry, Answer answer);
   void look_after(const Call& call, Sentry& sentry);
-  void look_at_gate(const Call& call, Milliseconds overdue);
+  void look_at_gate(const Glance& seen);
   void say_goodbye(std::optional<Sentry>& sentry);
   bool hosts() const { return transport_.store_host == transport_.ranks[transport_.index]; }
 

@@ -183,7 +183,7 @@ void Edge::send_gradient(const std::string& name, const at::Tensor& gradient, co
   auto rows = gradient.defined() ? gradient.detach() : at::zeros_like(like).detach();
   impl_->check_rows("Edge::send_gradient", rows, impl_->to, impl_->receiver);
   const auto change =
-      detail::pass(Place::Gradient, impl_->name + "/" + name, impl_->from.name, impl_->from.size()).mutation;
+      detail::pass(Place::Gradient, impl_->name + "/" + name, impl_->from.name, impl_->from.size());
   rows = detail::mutated(rows, change, impl_->from.size());
   impl_->send(name, rows, impl_->to, impl_->receiver, impl_->from, true);
 }

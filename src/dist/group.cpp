@@ -100,7 +100,7 @@ void Group::sum(const std::string& name, const at::Tensor& tensor, Order order) 
 Pending Group::sum_async(const std::string& name, const at::Tensor& tensor, Order order) const {
   detail::check_summable("sum", name, tensor);
   detail::check_writable("sum", name, tensor);
-  const auto change = detail::pass(Place::Sum, name, this->name(), size()).mutation;
+  const auto change = detail::pass(Place::Sum, name, this->name(), size());
   return detail::sum_in_place(*this, name, tensor, change, order);
 }
 

@@ -217,13 +217,13 @@ void check_writable(const char* function, const std::string& name, const at::Ten
 }
 
 Pending sum_in_place(
-    const Group& group, const std::string& name, const at::Tensor& tensor, Mutation mutation, Order order) {
+    const Group& group, const std::string& name, const at::Tensor& tensor, Change change, Order order) {
   return sum_of(
       group,
       {sum_text(order) + " \"" + name + "\" " + shape_of(tensor)},
       tensor,
-      [tensor, mutation, size = group.size()] {
-        return mutated(tensor.detach(), mutation, size).clone(at::MemoryFormat::Contiguous);
+      [tensor, change, size = group.size()] {
+        return mutated(tensor.detach(), change, size).clone(at::MemoryFormat::Contiguous);
       },
       [tensor](const at::Tensor& total) {
         const at::NoGradGuard no_grad;

@@ -64,7 +64,7 @@ void check_wire(const char* who, std::optional<at::ScalarType> wire);  // UsageE
 
 // The sum over the group in the tensor's place, of what a mutation makes of it. No contribution by itself.
 Pending sum_in_place(
-    const Group& group, const std::string& name, const at::Tensor& tensor, Mutation mutation = Mutation::None,
+    const Group& group, const std::string& name, const at::Tensor& tensor, Change change = {},
     Order order = Order::Any);
 
 // UsageError: undefined, sparse, or of a class whose ops may be calls of their own (DTensor): a rank that computes

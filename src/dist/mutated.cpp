@@ -4,12 +4,13 @@
 
 namespace retape::dist::detail {
 
-at::Tensor mutated(const at::Tensor& partial, Mutation mutation, int size) {
-  switch (mutation) {
+at::Tensor mutated(const at::Tensor& partial, Change change, int size) {
+  switch (change.mutation) {
     case Mutation::Drop: return at::zeros_like(partial);
     case Mutation::Double: return partial * 2;
     case Mutation::Average: return partial / size;
     case Mutation::TimesGroup: return partial * size;
+    case Mutation::Weighted: return partial * change.factor;
     default: return partial;
   }
 }

@@ -7,6 +7,6 @@
 
 namespace retape::dist::detail {
 
-at::Tensor mutated(const at::Tensor& partial, Mutation mutation, int size);
+at::Tensor mutated(const at::Tensor& partial, Change change, int size);
 
 }  // namespace retape::dist::detail

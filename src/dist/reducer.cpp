@@ -69,8 +69,8 @@ struct SumReducer::Impl {
       throw UsageError("[SumReducer] \"" + name + "\" was added already: it would be summed twice.");
     }
     claim(name, tensor);
-    const auto change = detail::pass(Place::Sum, name, group.name(), group.size()).mutation;
-    if (change != Mutation::None) {
+    const auto change = detail::pass(Place::Sum, name, group.name(), group.size());
+    if (change.mutation != Mutation::None) {
       const at::NoGradGuard no_grad;
       tensor.copy_(detail::mutated(tensor.detach(), change, group.size()));
     }
@@ -190,7 +190,7 @@ void SumReducer::wait() {
 
 Pending sum_async(
     const std::string& name, const Partial<at::Tensor>& partial, const Group& group, const std::string& contents) {
-  const auto change = detail::pass(Place::Sum, name, group.name(), group.size()).mutation;
+  const auto change = detail::pass(Place::Sum, name, group.name(), group.size(), 0, contents);
   return detail::sum_in_place(group, contents.empty() ? name : contents, partial.value(), change);
 }
 

@@ -69,11 +69,12 @@ void check_shards(const Pool& pool, int64_t rows) {
             " ranks. Fix: one for each, or none to have them cut evenly.");
   }
   auto sorted = pool.shards;
+  std::erase_if(sorted, [](const RowRange& shard) { return shard.begin == shard.end; });
   std::sort(sorted.begin(), sorted.end(), [](RowRange a, RowRange b) { return a.begin < b.begin; });
   int64_t next = 0;
   for (const auto& shard : sorted) {
     if (shard.empty()) {
-      refuse(pool, "a rank has no rows.");
+      refuse(pool, "a shard ends at row " + std::to_string(shard.end) + ", before it begins.");
     }
     if (shard.begin != next) {
       refuse(
@@ -94,6 +95,9 @@ Topology::Topology(int64_t rows, std::vector<Pool> pools, std::vector<NamedRanks
     : rows_(rows), pools_(std::move(pools)), groups_(std::move(groups)) {
   if (pools_.empty()) {
     throw UsageError("[Topology] no pools.");
+  }
+  if (rows < 1) {
+    throw UsageError("[Topology] " + std::to_string(rows) + " rows. Fix: at least one.");
   }
   std::set<std::string> names;
   for (auto& pool : pools_) {

@@ -12,6 +12,7 @@ using Clock = std::chrono::steady_clock;
 struct Courier::Glance {
   std::optional<Call> call;  // under way, and looked after
   bool moving;
+  bool withdrawn;
   Milliseconds overdue;
 };
 
@@ -20,6 +21,7 @@ Courier::Glance Courier::glance() const {
   const bool due_some_time = due < Clock::time_point::max() && !jobs_.empty();
   return {
       due_some_time ? std::optional(jobs_.front()->call) : std::nullopt, moving,
+      due_some_time && jobs_.front()->withdrawn,
       std::chrono::duration_cast<Milliseconds>(Clock::now() - due)};
 }
 
@@ -75,7 +77,7 @@ void Courier::look_around(std::optional<Sentry>& sentry, const Glance& seen) {
   leave_word();
   look(*sentry, seen.moving ? Answer::InACall : Answer::Elsewhere);
   if (seen.call && !seen.moving) {
-    look_at_gate(*seen.call, seen.overdue);
+    look_at_gate(seen);
   } else if (seen.call && seen.overdue.count() >= 0) {
     look_after(*seen.call, *sentry);
   }
@@ -110,17 +112,19 @@ void Courier::look(Sentry& sentry, Answer answer) {
 }
 
 // Not all have come: in time, or never will.
-void Courier::look_at_gate(const Call& call, Milliseconds overdue) {
+void Courier::look_at_gate(const Glance& seen) {
   std::unique_lock lock(mutex_);
   const auto* const agreement = agreement_.get();
   lock.unlock();
   if (!agreement) {
     return;
   }
-  if (overdue.count() >= 0) {
-    agreement->give_up(*board_, call, overdue);
+  if (seen.withdrawn) {
+    agreement->withdraw(*board_);
+  } else if (seen.overdue.count() >= 0) {
+    agreement->give_up(*board_, *seen.call, seen.overdue);
   } else {
-    agreement->give_up_on_those_who_left(*board_, call.timeout + overdue);
+    agreement->give_up_on_those_who_left(*board_, seen.call->timeout + seen.overdue);
   }
 }
 

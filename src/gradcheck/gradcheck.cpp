@@ -1,8 +1,12 @@
 #include <retape/dist/gradcheck.h>
 
+#include "gradcheck/absence.h"
+#include "gradcheck/alike_rows.h"
+#include "gradcheck/explain.h"
 #include "gradcheck/number_text.h"
 #include "gradcheck/self_test.h"
 #include "gradcheck/sizes.h"
+#include "gradcheck/variants.h"
 
 #include <ATen/Functions.h>
 
@@ -29,17 +33,17 @@ class Session {
       const GradCheck::Progress& progress,
       const GradCheck::Raised& raised)
       : everyone_(everyone),
-        runner_(everyone, reference, distributed, raised),
+        runner_(everyone, reference, distributed, raised, options.replicated),
         options_(options),
         progress_(progress) {}
 
   GradReport run();
 
  private:
-  void add_ragged();
   void check(const NamedTopology& topology, const Precision& precision);
   const Outcome& check(const Planned& planned, const Outcome* scale);
   void check_steps(const Planned& planned, const Outcome& scale);
+  bool differs_at(const NamedTopology& topology) const;
   void self_test();
   void note_what_was_not_compared();
   Kind kind() const;
@@ -50,7 +54,7 @@ class Session {
   const GradCheckOptions& options_;
   const GradCheck::Progress& progress_;
   std::vector<NamedTopology> topologies_;
-  std::map<std::string, std::string> even_;  // what a ragged variant was made from, by names
+  AbsenceNotes absences_;
   GradReport report_;
   int done_ = 0;
   int total_ = 0;
@@ -63,27 +67,12 @@ void Session::advance(const std::string& what) {
   ++done_;
 }
 
-void Session::add_ragged() {
-  topologies_ = options_.topologies;
-  auto bases = topologies_;
-  while (options_.ragged) {
-    const auto left = never_uneven(topologies_);
-    std::erase_if(bases, [&](const NamedTopology& base) { return !can_be_uneven(base.topology, left); });
-    const auto* base = most_different(bases);
-    if (!base) {
-      return;
-    }
-    const auto name = base->name + ", ragged";
-    even_[name] = base->name;
-    topologies_.push_back({name, *ragged(base->topology)});
-  }
-}
-
 const Outcome& Session::check(const Planned& planned, const Outcome* scale) {
   advance(planned.name());
   const auto& reference = runner_.reference(planned.what, planned.name());
   const auto ran = runner_.distributed(planned.what, planned.name());
   if (runner_.first()) {
+    absences_.add(planned.run.topology, ran.united);
     for (auto& row : judge(planned.run, reference, ran.united, scale ? *scale : reference)) {
       report_.rows.push_back(std::move(row));
     }
@@ -117,6 +106,12 @@ void Session::check(const NamedTopology& topology, const Precision& precision) {
   runner_.forget();
 }
 
+bool Session::differs_at(const NamedTopology& topology) const {
+  return runner_.decide(std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) {
+    return row.topology == topology.name && row.kind == Kind::Different;
+  }));
+}
+
 void Session::self_test() {
   const auto* place = options_.mutations ? most_different(topologies_) : nullptr;
   if (!place) {
@@ -125,19 +120,22 @@ void Session::self_test() {
                            : "no self-test: it was not asked for.");
     return;
   }
-  const bool wrong = std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) {
-    return row.topology == place->name && row.kind == Kind::Different;
-  });
-  if (runner_.decide(wrong)) {
+  if (differs_at(*place)) {
     report_.notes.push_back("no self-test: with " + place->name + " ranks differ from the reference as it is.");
     return;
   }
   SelfTest::Watcher watcher{
       [&](int more) { total_ += more; }, [&](const std::string& what) { advance(what); }};
-  SelfTest(runner_, *place, options_, std::move(watcher)).run(report_);
+  const auto* uneven = uneven_one(topologies_);
+  if (SelfTest(runner_, *place, options_, watcher).run(report_) && uneven && !differs_at(*uneven)) {
+    note_alike_rows(runner_, *uneven, options_, watcher, report_);
+  }
 }
 
 void Session::note_what_was_not_compared() {
+  for (auto& note : absences_.notes()) {
+    report_.notes.push_back(std::move(note));
+  }
   const auto has = [&](const char* what) {
     return std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) { return row.what == what; });
   };
@@ -174,7 +172,8 @@ Kind Session::kind() const {
 
 GradReport Session::run() {
   everyone_.agree("gradcheck", text_of(options_));
-  add_ragged();
+  const auto variants = with_variants(options_);
+  topologies_ = variants.topologies;
   const auto all = precisions(options_);
   for (const auto& precision : all) {
     total_ += runs_in(precision, options_) * static_cast<int>(topologies_.size());
@@ -186,8 +185,8 @@ GradReport Session::run() {
       check(topology, precision);
     }
   }
-  guess_from_all_topologies(report_.rows, topologies_);
-  explain_by_neighbours(report_.rows, even_);
+  guess_from_all_topologies(report_.rows, topologies_, options_.microbatches);
+  explain_by_neighbours(report_.rows, variants.made_from);
   self_test();
   note_what_was_not_compared();
   const auto decided = at::full({1}, static_cast<int64_t>(kind()), at::kLong);

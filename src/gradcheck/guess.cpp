@@ -53,6 +53,8 @@ void each(Exponents& exponents, size_t next, int left, Use use) {
   exponents[next] = 0;
 }
 
+constexpr const char* kMicrobatches = "microbatches";
+
 // Sizes of a topology by name; "n_ranks" where no pool has all.
 std::map<std::string, double> sizes_by_name(const Topology& topology) {
   std::map<std::string, double> sizes;
@@ -86,6 +88,9 @@ Names names_of(const std::vector<Factor>& factors) {
   for (const auto& factor : factors) {
     if (sizes_by_name(factor.topology).count("n_ranks") > 0) {
       add("n_ranks");
+    }
+    if (factor.microbatches > 1) {
+      add(kMicrobatches);
     }
   }
   return names;
@@ -129,6 +134,7 @@ std::vector<std::string> guesses(const std::vector<Factor>& factors, bool roots,
   std::vector<std::vector<double>> values;  // of names, by factor
   for (const auto& factor : factors) {
     auto sizes = sizes_by_name(factor.topology);
+    sizes[kMicrobatches] = factor.microbatches;
     auto& of = values.emplace_back();
     for (const auto& name : names) {
       of.push_back(sizes.count(name) > 0 ? sizes[name] : name == "n_ranks" ? all_ranks(factor.topology) : 1.0);

@@ -1,5 +1,6 @@
 #include "gradcheck/judge.h"
 
+#include "gradcheck/explain.h"
 #include "gradcheck/fit.h"
 #include "gradcheck/guess.h"
 #include "gradcheck/number_text.h"
@@ -12,7 +13,6 @@
 #include <limits>
 #include <set>
 #include <sstream>
-#include <tuple>
 
 namespace retape::dist::detail {
 
@@ -22,16 +22,6 @@ using Kind = Verdict::Kind;
 using Tensors = std::map<std::string, at::Tensor>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNoFactor = 1e-9;  // a residual up to this is rounding, in any dtype
-constexpr double kOne = 1e-6;       // an alpha so close to one is one
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (size_t i = 0; i < words.size(); ++i) {
-    text += (i == 0 ? "" : " or ") + words[i];
-  }
-  return text;
-}
 
 GradRow row_of(const Run& run, const char* what, const std::string& name, double tolerance) {
   GradRow row;
@@ -73,35 +63,6 @@ std::set<std::string> names_of(const Tensors& a, const Tensors& b) {
   return names;
 }
 
-bool is_a_factor(const GradRow& row) {
-  return row.residual <= std::max(kNoFactor, row.tolerance);
-}
-
-double within(const GradRow& row) {
-  return std::max(kOne, std::min(row.tolerance, 1e-2));
-}
-
-std::string factor_text(const GradRow& row) {
-  const auto times = short_number(row.alpha) + " times the reference";
-  return times + (row.guesses.empty() ? ", which no sizes of pools make" : ": " + joined(row.guesses));
-}
-
-std::string explain(const GradRow& row, const Run& run) {
-  if (is_a_factor(row)) {
-    return std::abs(row.alpha - 1) <= kOne
-        ? "no factor, and more than rounding: residual " + error_number(row.residual)
-        : factor_text(row);
-  }
-  std::string text = "no factor explains it (alpha " + short_number(row.alpha) + ", residual " +
-      short_number(row.residual) + "): ";
-  if (run.random) {
-    text += "a term that draws random numbers may draw others on ranks; by row they are the same (row_random.h)";
-  } else {
-    text += "a function of a rank's own sum, a mean of each rank's mean, other rows, or a part that is missing";
-  }
-  return text;
-}
-
 bool same_sizes(GradRow& row, const at::Tensor& reference, const at::Tensor& found) {
   if (reference.sizes() == found.sizes()) {
     return true;
@@ -133,7 +94,7 @@ bool fits(GradRow& row, const at::Tensor& reference, const at::Tensor& found) {
 
 void hold_to_tolerance(GradRow& row, const Run& run, bool roots, const std::string& of = "") {
   if (row.error > row.tolerance) {
-    row.guesses = guesses(row.alpha, run.topology.topology, roots, within(row));
+    row.guesses = guesses({{row.alpha, run.topology.topology, run.microbatches}}, roots, within(row));
     differ(row, of + explain(row, run));
   }
 }
@@ -327,33 +288,6 @@ void judge_numbers(
 }
 
 }  // namespace
-
-void guess_from_all_topologies(std::vector<GradRow>& rows, const std::vector<NamedTopology>& topologies) {
-  std::map<std::string, const Topology*> by_name;
-  for (const auto& [name, topology] : topologies) {
-    by_name[name] = &topology;
-  }
-  using Key = std::tuple<std::string, std::string, std::string, std::string>;
-  const auto key = [](const GradRow& row) { return Key{row.dtype, row.terms, row.what, row.tensor}; };
-  std::map<Key, std::vector<Factor>> factors;
-  for (const auto& row : rows) {
-    if (row.kind != Kind::Vacuous && is_a_factor(row) && by_name.count(row.topology) > 0) {
-      factors[key(row)].push_back({row.alpha, *by_name[row.topology]});
-    }
-  }
-  for (auto& row : rows) {
-    if (row.kind != Kind::Different || !is_a_factor(row) || std::abs(row.alpha - 1) <= kOne) {
-      continue;
-    }
-    const auto before = factor_text(row);
-    if (auto better = guesses(factors[key(row)], row.what == "norm", within(row)); !better.empty()) {
-      row.guesses = std::move(better);
-      if (const auto at = row.reason.find(before); at != std::string::npos) {
-        row.reason.replace(at, before.size(), factor_text(row));
-      }
-    }
-  }
-}
 
 std::vector<GradRow> judge(const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale) {
   std::vector<GradRow> rows;

@@ -7,11 +7,21 @@
 
 namespace retape::dist::detail {
 
+// What some ranks return and others do not.
+struct Absence {
+  std::string what;  // as rows have it: "gradient"
+  std::string name;
+  std::vector<int> present, absent;  // ranks
+};
+
 // What ranks hold together.
 struct United {
   Outcome outcome;  // of each tensor the first rank's that holds it
   // Of names in `outcome`: which ranks hold another one.
   std::map<std::string, std::string> odd_gradients = {}, odd_parameters = {}, odd_norms = {}, odd_losses = {};
+  // Of those that are no difference, for notes.
+  std::vector<Absence> absences = {};
+  std::vector<int> silent = {};  // ranks that return nothing
 };
 
 // A run, as rows name it.
@@ -23,6 +33,7 @@ struct Run {
   bool random = false;  // the one term that is on draws random numbers
   int steps = 0;        // of the optimizer
   std::vector<std::string> may_be_dead = {};
+  int microbatches = 1;
 };
 
 // `scale`: the reference with all terms on, before any step. Where it has no gradient, ranks may have what
@@ -43,14 +54,6 @@ struct Terms {
 // Where a term is too small to be judged, or not there, its row of `rows` becomes vacuous if it was equal;
 // a new one where it has none. `run.terms` is of no interest.
 void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& rows);
-
-// A factor that one topology explains in several ways, n_ci or n_ppgd, another explains in one: where a tensor is
-// off by factors in some of them, its guesses become those that hold in all.
-void guess_from_all_topologies(std::vector<GradRow>& rows, const std::vector<NamedTopology>& topologies);
-
-// Adds to the reason of a row that differs what its neighbours tell: only a ragged variant differs, or only
-// a dtype of production. `even`: what a variant was made from, by names.
-void explain_by_neighbours(std::vector<GradRow>& rows, const std::map<std::string, std::string>& even);
 
 // A wire that changed no number is none: the step does not look at it.
 bool wire_was_used(const std::vector<GradRow>& rows, at::ScalarType dtype, at::ScalarType wire);

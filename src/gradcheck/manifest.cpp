@@ -62,7 +62,7 @@ std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
 }
 
 void pack(Packer& packer, const Manifest& manifest) {
-  packer.number(manifest.tensors.size());
+  packer.number(manifest.ran).number(manifest.tensors.size());
   for (const auto& entry : manifest.tensors) {
     packer.number(static_cast<int64_t>(entry.part)).text(entry.name).number(static_cast<int64_t>(entry.dtype));
     packer.number(entry.sizes.size());
@@ -77,6 +77,7 @@ void pack(Packer& packer, const Manifest& manifest) {
 
 Manifest unpacked_manifest(Unpacker& unpacker) {
   Manifest manifest;
+  manifest.ran = unpacker.number() != 0;
   manifest.tensors.resize(unpacker.number());
   for (auto& entry : manifest.tensors) {
     entry.part = static_cast<Part>(unpacker.number());

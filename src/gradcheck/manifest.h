@@ -37,8 +37,9 @@ struct Listed {
 };
 
 struct Manifest {
-  std::vector<Listed> tensors;
-  Numbers norms, losses;
+  bool ran = false;  // the step was called there: the rank is in the topology
+  std::vector<Listed> tensors = {};
+  Numbers norms = {}, losses = {};
 };
 
 // The tensors in the order in which `manifest` lists them: dense, on the CPU, off the graph.

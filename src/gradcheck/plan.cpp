@@ -13,7 +13,7 @@ Planned planned(
     const GradCheckOptions& options,
     const Term* alone,
     int steps) {
-  Run run{topology, precision, "all", tolerance(precision, options), false, steps, options.may_be_dead};
+  Run run{topology, precision, "all", tolerance(precision, options), false, steps, options.may_be_dead, options.microbatches};
   Case what{topology.topology, {}, precision.dtype, precision.wire, steps, options.seed, options.microbatches};
   for (const auto& term : options.terms) {
     const bool on = !alone || alone == &term;
@@ -76,8 +76,8 @@ std::string text_of(const GradCheckOptions& options) {
   for (const auto& precision : precisions(options)) {
     text << precision.text() << " to " << tolerance(precision, options) << "; ";
   }
-  text << options.steps << " steps; " << options.microbatches << " microbatches; ragged " << options.ragged << "; mutations " << options.mutations << "; seed "
-       << options.seed;
+  text << options.steps << " steps; " << options.microbatches << " microbatches; replicated " << options.replicated
+       << "; ragged " << options.ragged << "; empty " << options.empty << "; mutations " << options.mutations << "; seed " << options.seed;
   return text.str();
 }
 

@@ -89,18 +89,18 @@ const Outcome& Runner::reference(const Case& what, const std::string& name) {
   return known_.emplace(key, std::move(outcome)).first->second;
 }
 
-Ran Runner::run(const Case& what, const std::optional<Break>& broken, const GradCheck::Raised& raised) {
+Ran Runner::run(const Case& what, const std::vector<Break>& breaks, const GradCheck::Raised& raised) {
   Share mine;
   const auto error = caught([&] {
     if (is_in(what.topology, everyone_.rank())) {
-      std::optional<Watch> watch;
-      broken ? watch.emplace(std::vector{*broken}) : watch.emplace();
+      const Watch watch(breaks);
+      mine.ran = true;
       Case here = what;
       here.was_cut = was_cut_;
       mine.outcome = distributed_(here);
       check(mine.outcome);
-      mine.seen = watch->seen();
-      mine.hit = watch->hit();
+      mine.seen = watch.seen();
+      mine.hit = watch.hit();
     }
   });
   if (error.error && !error.collective && raised) {
@@ -115,7 +115,7 @@ Ran Runner::unite(Share mine, const Caught& caught) const {
     mine = {RankError{everyone_.rank(), text, caught.collective}};
   }
   try {
-    auto ran = detail::unite(everyone_, mine);
+    auto ran = detail::unite(everyone_, mine, replicated_);
     ran.own = caught.error;
     return ran;
   } catch (const CollectiveError&) {
@@ -127,19 +127,19 @@ Ran Runner::unite(Share mine, const Caught& caught) const {
 }
 
 Ran Runner::distributed(const Case& what, const std::string& name) {
-  auto ran = run(what, std::nullopt, raised_);
+  auto ran = run(what, {}, raised_);
   if (!ran.errors.empty()) {
     fail(name, ran.errors, ran.own);
   }
   return ran;
 }
 
-Ran Runner::broken(const Case& what, const Break& broken) {
-  return run(what, broken, nullptr);
+Ran Runner::broken(const Case& what, const std::vector<Break>& breaks) {
+  return run(what, breaks, nullptr);
 }
 
 Ran Runner::attempt(const Case& what) {
-  return run(what, std::nullopt, nullptr);
+  return run(what, {}, nullptr);
 }
 
 bool Runner::decide(bool decision) const {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 namespace retape::dist::detail {
 
@@ -66,6 +67,24 @@ std::vector<Trial> trials_at(
   return trials;
 }
 
+bool sums_the_dead(const Contribution& at, const std::vector<std::string>& may_be_dead) {
+  if (at.place != Place::Sum && at.place != Place::Once) {
+    return false;  // its name is not a tensor's
+  }
+  constexpr std::string_view kBetween = ", ";
+  std::string_view left = at.contents.empty() ? std::string_view(at.name) : at.contents;
+  while (true) {
+    const auto end = left.find(kBetween);
+    if (!matches(std::string(left.substr(0, end)), may_be_dead)) {
+      return false;
+    }
+    if (end == std::string_view::npos) {
+      return true;
+    }
+    left.remove_prefix(end + kBetween.size());
+  }
+}
+
 void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
   const GradRow* best = nullptr;
   // Norms follow from gradients.
@@ -85,7 +104,7 @@ void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
 }
 
 SelfTest::SelfTest(Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher)
-    : runner_(runner), topology_(topology), watcher_(std::move(watcher)) {
+    : runner_(runner), topology_(topology), may_be_dead_(options.may_be_dead), watcher_(std::move(watcher)) {
   runs_ = plan_alone(topology, {}, options);
   all_ = runs_.size();
   runs_.push_back(plan_all(topology, {}, options));
@@ -127,16 +146,39 @@ bool SelfTest::list(GradReport& report) {
       }
     }
   }
+  std::vector<std::string> skipped;
   for (const auto& [at, runs] : seen) {
+    if (sums_the_dead(at, may_be_dead_)) {
+      skipped.push_back(at.name);
+      continue;
+    }
     const auto found = trials_at(at, runs, topology_.topology, report.equivalent);
     trials_.insert(trials_.end(), found.begin(), found.end());
   }
-  if (trials_.empty()) {
+  note_skipped(skipped, report);
+  if (trials_.empty() && skipped.empty()) {
     report.vacuous.push_back(
         "nothing was summed through retape::dist, so the self-test has nothing to break, and that a wrong sum "
         "would be noticed is not shown. Fix: SumHook under DDP, SumReducer elsewhere, or --no-self-test.");
   }
   return !trials_.empty();
+}
+
+void SelfTest::note_skipped(const std::vector<std::string>& names, GradReport& report) const {
+  if (names.empty()) {
+    return;
+  }
+  if (trials_.empty()) {
+    report.vacuous.push_back(
+        "every sum through retape::dist is of tensors that are declared may_be_dead, so the self-test has nothing to "
+        "break. Fix: declare fewer.");
+    return;
+  }
+  std::string text;
+  for (const auto& name : names) {
+    text += (text.empty() ? "\"" : ", \"") + name + "\"";
+  }
+  report.notes.push_back("the self-test skips sums of tensors that may be dead: " + text + ".");
 }
 
 // A rank that raised may have left others waiting in groups that are broken since, and then every mutant
@@ -152,7 +194,7 @@ bool SelfTest::try_one(Trial& trial) {
   auto& mutant = trial.mutant;
   bool hit = false;
   for (const auto run : trial.runs) {
-    const auto ran = runner_.broken(runs_[run].what, {mutant.at, mutant.mutation, trial.factor});
+    const auto ran = runner_.broken(runs_[run].what, {{mutant.at, mutant.mutation, trial.factor}});
     if (!ran.errors.empty()) {
       mutant.killed = true;
       mutant.terms = runs_[run].run.terms;
@@ -189,9 +231,9 @@ bool SelfTest::try_one(Trial& trial) {
   return true;
 }
 
-void SelfTest::run(GradReport& report) {
+bool SelfTest::run(GradReport& report) {
   if (!list(report)) {
-    return;
+    return false;
   }
   report.mutated = topology_.name;
   watcher_.expect(static_cast<int>(trials_.size()));
@@ -205,7 +247,7 @@ void SelfTest::run(GradReport& report) {
           "the self-test ended with " + std::to_string(trials_.size() - i - 1) +
           " mutants left: a rank raised, and since then the step itself raises or differs. Groups in which others "
           "waited for it are broken.");
-      return;
+      return false;
     }
   }
   const auto lives = report.mutants.size() - report.killed();
@@ -214,6 +256,7 @@ void SelfTest::run(GradReport& report) {
         std::to_string(lives) + " of " + std::to_string(report.mutants.size()) +
         " mutants of the self-test were not noticed: what they break could be wrong.");
   }
+  return true;
 }
 
 }  // namespace retape::dist::detail

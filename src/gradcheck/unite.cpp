@@ -1,6 +1,7 @@
 #include "gradcheck/unite.h"
 
 #include "dist/exchange.h"
+#include "gradcheck/absence.h"
 #include "gradcheck/manifest.h"
 
 #include <ATen/Functions.h>
@@ -61,13 +62,17 @@ std::string odd_text(const Group& everyone, int from, const std::vector<int>& od
   return have(everyone, odd) + " not the bits that " + have(everyone, {from}) + ": replicas drift apart";
 }
 
+bool is_zero(const at::Tensor& tensor) {
+  return !tensor.ne(0).any().item<bool>();
+}
+
 // Zeros are none, too: a rank whose rows do not reach a parameter may have either.
 std::string odd_text(const Group& everyone, const Holding& holding, const at::Tensor& tensor) {
   std::string text;
   if (!holding.odd.empty()) {
     text = odd_text(everyone, holding.from, holding.odd);
   }
-  if (!holding.none.empty() && tensor.ne(0).any().item<bool>()) {
+  if (!holding.none.empty() && !is_zero(tensor)) {
     text += (text.empty() ? "" : "; ") + have(everyone, holding.none) + " none, and " + have(everyone, {holding.from}) +
         " one: replicas drift apart";
   }
@@ -155,10 +160,31 @@ at::Tensor cut(const at::Tensor& bytes, int64_t begin, const Listed& entry) {
   return tensor;
 }
 
+// On the first rank. A loss may be one rank's to log, and zeros are no gradient.
+void note_absences(
+    const Group& everyone, const std::vector<Manifest>& manifests, bool replicated, United& united) {
+  const auto& gradients = united.outcome.gradients;
+  std::map<std::string, std::map<std::string, std::string>*> odd{
+      {"gradient", &united.odd_gradients}, {"parameter", &united.odd_parameters}, {"norm", &united.odd_norms}};
+  for (auto& absence : absences_in(manifests, everyone.ranks())) {
+    if (absence.what == "gradient" && is_zero(gradients.at(absence.name))) {
+      continue;
+    }
+    if (replicated && odd.count(absence.what) > 0) {
+      auto& text = (*odd[absence.what])[absence.name];
+      text += (text.empty() ? "" : "; ") + difference(absence);
+    } else {
+      united.absences.push_back(std::move(absence));
+    }
+  }
+  united.silent = silent_in(manifests, everyone.ranks());
+}
+
 United united_outcome(
     const Group& everyone,
     const std::vector<Manifest>& manifests,
-    const std::vector<at::Tensor>& tensors) {
+    const std::vector<at::Tensor>& tensors,
+    bool replicated) {
   const auto holdings = holdings_of(manifests);
   United united;
   united.outcome.norms = unite_numbers(everyone, manifests, &Manifest::norms, united.odd_norms);
@@ -182,6 +208,7 @@ United united_outcome(
       odd[holding.entry.name] = std::move(text);
     }
   }
+  note_absences(everyone, manifests, replicated, united);
   return united;
 }
 
@@ -214,7 +241,7 @@ std::vector<std::string> gather_texts(const Group& group, const std::string& nam
 
 void pack(Packer& packer, const Contribution& seen) {
   packer.number(static_cast<int64_t>(seen.place)).text(seen.name).text(seen.group);
-  packer.number(seen.size).number(seen.count).number(seen.even);
+  packer.number(seen.size).number(seen.count).number(seen.even).text(seen.contents);
 }
 
 Contribution unpacked_contribution(Unpacker& unpacker) {
@@ -225,6 +252,7 @@ Contribution unpacked_contribution(Unpacker& unpacker) {
   seen.size = static_cast<int>(unpacker.number());
   seen.count = unpacker.number();
   seen.even = unpacker.number() != 0;
+  seen.contents = unpacker.text();
   return seen;
 }
 
@@ -275,8 +303,9 @@ void check(const Outcome& outcome) {
   }
 }
 
-Ran unite(const Group& everyone, const Share& mine) {
+Ran unite(const Group& everyone, const Share& mine, bool replicated) {
   Manifest own;
+  own.ran = mine.ran;
   const auto tensors = list(mine.outcome, own);
   Ran ran;
   std::vector<Manifest> manifests;
@@ -286,7 +315,7 @@ Ran unite(const Group& everyone, const Share& mine) {
   if (!ran.errors.empty()) {
     return {std::move(ran.errors)};
   }
-  ran.united = united_outcome(everyone, manifests, tensors);
+  ran.united = united_outcome(everyone, manifests, tensors, replicated);
   return ran;
 }
 

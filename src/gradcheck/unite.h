@@ -20,6 +20,7 @@ struct RankError {
 // What a rank has of a run: an error, or what came of it.
 struct Share {
   std::optional<RankError> error = {};
+  bool ran = false;  // the step was called
   Outcome outcome = {};
   std::vector<Contribution> seen = {};
   bool hit = false;  // the mutation was applied here
@@ -37,6 +38,7 @@ struct Ran {
 // UsageError: a tensor whose memory cannot be read as it is.
 void check(const Outcome& outcome);
 
-Ran unite(const Group& everyone, const Share& mine);
+// `replicated`: see GradCheckOptions.
+Ran unite(const Group& everyone, const Share& mine, bool replicated);
 
 }  // namespace retape::dist::detail

@@ -1,4 +1,4 @@
-// What a comparison could not have shown, and what rows tell of one another.
+// What a comparison could not have shown.
 #include "gradcheck/fit.h"
 #include "gradcheck/judge.h"
 #include "gradcheck/number_text.h"
@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <set>
-#include <tuple>
 
 namespace retape::dist::detail {
 
@@ -145,31 +144,6 @@ void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& 
       make_vacuous(
           row_for(rows, run, terms.terms.size() == 1 ? terms.terms[0].name : "all", name),
           "no gradient, or zeros, with all terms on. Fix: may_be_dead, if that is meant");
-    }
-  }
-}
-
-void explain_by_neighbours(std::vector<GradRow>& rows, const std::map<std::string, std::string>& even) {
-  using Key = std::tuple<std::string, std::string, std::string, std::string, std::string>;
-  std::set<Key> equal;
-  for (const auto& row : rows) {
-    if (row.kind == Kind::Equal) {
-      equal.insert({row.topology, row.dtype, row.terms, row.what, row.tensor});
-    }
-  }
-  const auto decides = Precision().text();
-  for (auto& row : rows) {
-    if (row.kind != Kind::Different) {
-      continue;
-    }
-    const auto from = even.find(row.topology);
-    if (from != even.end() && equal.count({from->second, row.dtype, row.terms, row.what, row.tensor})) {
-      row.reason +=
-          "; only with ragged shards: a mean of each rank's mean is not the mean over all rows, which count_global "
-          "is for";
-    }
-    if (row.dtype != decides && equal.count({row.topology, decides, row.terms, row.what, row.tensor})) {
-      row.reason += "; " + decides + " is equal: this dtype rounds more than was allowed for";
     }
   }
 }

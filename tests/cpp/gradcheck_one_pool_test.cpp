@@ -129,6 +129,63 @@ TEST(GradCheckOnePool, AMutantThatCountsReplicasIsLeftOutWhereThereAreNone) {
   });
 }
 
+// Zeros stay zeros, whatever a mutant makes of them: as of a parameter that is not used.
+Outcome with_dead(Outcome outcome) {
+  for (const auto* name : {"dead.weight", "dead.bias"}) {
+    outcome.gradients[name] = torch::zeros({2}, torch::kDouble);
+  }
+  return outcome;
+}
+
+TEST(GradCheckOnePool, TheSelfTestSkipsWhatMayBeDead) {
+  expect_ranks(2, [](World& world) {
+    const auto group = world.group("ranks", {0, 1});
+    const auto reference = [](const Case& c) { return with_dead(mean(c)); };
+    const auto one_by_one = [&](const Case& c) {
+      auto outcome = with_dead(MeanByRanks(group, [](int64_t) {})(c));
+      SumReducer reducer(group);
+      reducer.add("dead.weight", Partial(outcome.gradients["dead.weight"]));
+      reducer.add("dead.bias", Partial(outcome.gradients["dead.bias"]));
+      reducer.reduce();
+      return outcome;
+    };
+    const auto in_a_bucket = [&](const Case& c) {
+      const Partial bucket(torch::zeros({4}, torch::kDouble));
+      sum_async("dead.weight to dead.bias", bucket, group, "dead.weight, dead.bias").wait();
+      return with_dead(MeanByRanks(group, [](int64_t) {})(c));
+    };
+    for (const GradCheck::Step& step : {GradCheck::Step(one_by_one), GradCheck::Step(in_a_bucket)}) {
+      for (const auto& declared : {std::vector<std::string>{"dead.weight", "dead.bias"}, {"dead.*"}}) {
+        auto given = mean_options({0, 1});
+        given.mutations = true;
+        given.may_be_dead = declared;
+        const auto report = GradCheck(world.all(), reference, step, given).run();
+        RANK_EXPECT_EQ(report.exit_code(), 0);
+        if (world.rank() == 0) {
+          RANK_EXPECT_EQ(report.mutants.size(), 8u);
+          RANK_EXPECT_TEXT(report.text(), "note: the self-test skips sums of tensors that may be dead: \"dead.weight");
+        }
+      }
+    }
+  });
+}
+
+TEST(GradCheckOnePool, ASelfTestThatSkipsEverySumProvesNothing) {
+  expect_ranks(2, [](World& world) {
+    const auto group = world.group("ranks", {0, 1});
+    const auto sums_dead = [&](const Case& c) {
+      group.sum("dead.bias", torch::zeros({2}, torch::kDouble));
+      return with_dead(mean(c));
+    };
+    auto given = mean_options({0, 1});
+    given.mutations = true;
+    given.may_be_dead = {"dead.*"};
+    const auto report = GradCheck(world.all(), [](const Case& c) { return with_dead(mean(c)); }, sums_dead, given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 6);
+    RANK_EXPECT(world.rank() != 0 || contains(report.text(), "vacuous: every sum through retape::dist is of tensors"));
+  });
+}
+
 TEST(GradCheckOnePool, AReplicaWithoutTheGradientIsDifferent) {
   expect_ranks(3, [](World& world) {
     const auto given = mean_options({0, 1, 2});
@@ -167,6 +224,59 @@ TEST(GradCheckOnePool, NoneBesideZerosAndNamesThatARankLeavesOutAreEqual) {
   });
 }
 
+TEST(GradCheckOnePool, WhereEveryRankHoldsAllANameThatOneLeavesOutIsDifferent) {
+  expect_ranks(3, [](World& world) {
+    auto given = mean_options({0, 1, 2});
+    given.replicated = true;
+    const auto first_of = [&](const Case& c) { return world.rank() == 0 ? mean(c) : Outcome{}; };
+    const auto report = GradCheck(world.all(), mean, first_of, given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 1);
+    if (world.rank() == 0) {
+      RANK_EXPECT_EQ(report.rows.size(), 1u);
+      RANK_EXPECT_TEXT(report.rows[0].reason, "ranks 1 and 2 do not return it, and rank 0 does");
+    }
+    RANK_EXPECT_EQ(GradCheck(world.all(), mean, mean, given).run().exit_code(), 0);
+  });
+}
+
+TEST(GradCheckOnePool, WhereEveryRankHoldsAllNormsAndParametersMustBeOnEachAndLossesAreNoted) {
+  expect_ranks(2, [](World& world) {
+    auto given = mean_options({0, 1});
+    given.replicated = true;
+    given.steps = 1;
+    const auto all = [](const Case& c) {
+      auto outcome = mean(c);
+      outcome.parameters["x"] = torch::full({4}, c.steps, torch::kDouble);
+      outcome.norms["all"] = outcome.losses["fit"] = 1.5;
+      return outcome;
+    };
+    const auto without = [&](const Case& c) {
+      auto outcome = all(c);
+      return world.rank() == 0 ? outcome : Outcome{outcome.gradients, {}, {}};
+    };
+    const auto report = GradCheck(world.all(), all, without, given).run();
+    RANK_EXPECT_EQ(report.exit_code(), 1);
+    if (world.rank() == 0) {
+      for (const auto& row : report.rows) {
+        const bool held_by_all = row.what == "norm" || row.what == "parameter";
+        RANK_EXPECT_EQ(row.kind == Verdict::Kind::Different, held_by_all);
+      }
+      RANK_EXPECT_TEXT(report.text(), "note: rank 1 does not return loss \"fit\", and rank 0 does");
+    }
+  });
+}
+
+TEST(GradCheckOnePool, RanksThatReturnNothingAreNotedWhereRanksHoldDifferentThings) {
+  expect_ranks(3, [](World& world) {
+    const auto first_of = [&](const Case& c) { return world.rank() == 0 ? mean(c) : Outcome{}; };
+    const auto report = GradCheck(world.all(), mean, first_of, mean_options({0, 1, 2})).run();
+    RANK_EXPECT_EQ(report.exit_code(), 0);
+    if (world.rank() == 0) {
+      RANK_EXPECT_TEXT(report.text(), "note: ranks 1 and 2 return nothing (in pool): what is there was not compared.");
+    }
+  });
+}
+
 // Each rank has names of its own, and more of them than ranks tell one another in one piece.
 TEST(GradCheckOnePool, TensorsOfAWholeModelAreComparedWhicheverRankHasThem) {
   constexpr int64_t kBlocks = 60;
@@ -187,6 +297,9 @@ TEST(GradCheckOnePool, TensorsOfAWholeModelAreComparedWhicheverRankHasThem) {
       RANK_EXPECT_EQ(report.exit_code(), fault == 1.0 ? 0 : 1);
       if (world.rank() == 0) {
         RANK_EXPECT_EQ(report.rows.size(), size_t{kBlocks});
+        RANK_EXPECT_TEXT(
+            report.text(), "note: ranks 0 and 1 do not return gradients \"decoder.layers.11.self_attention",
+            " and 17 more, and rank 2 does (in pool)");
         RANK_EXPECT_EQ(std::count_if(report.rows.begin(), report.rows.end(), [](const GradRow& row) {
           return row.kind == Verdict::Kind::Different;
         }), fault == 1.0 ? 0 : 1);

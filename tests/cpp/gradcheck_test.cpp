@@ -1,8 +1,10 @@
 // How GradCheck judges: pure functions, and a whole check of one process.
+#include "gradcheck/explain.h"
 #include "gradcheck/fit.h"
 #include "gradcheck/guess.h"
 #include "gradcheck/judge.h"
 #include "gradcheck/sizes.h"
+#include "gradcheck/variants.h"
 
 #include <retape/dist/dist.h>
 #include <retape/dist/gradcheck.h>
@@ -175,6 +177,9 @@ TEST(Judge, WhatNoFactorExplainsIsNotCalledAScale) {
   Judging judging;
   const auto reference = gradient_of(numbers({1, 2}));
   const United found{gradient_of(numbers({2, 2}))};
+  EXPECT_THAT(
+      judging.one(reference, found).reason,
+      ::testing::StartsWith("no factor explains it (alpha 1.2, residual 0.4). Candidates: a mean of each rank's mean"));
   EXPECT_THAT(judging.one(reference, found).reason, HasSubstr("a function of a rank's own sum"));
   judging.run.random = true;
   EXPECT_THAT(judging.one(reference, found).reason, HasSubstr("row_random.h"));
@@ -198,10 +203,57 @@ TEST(Judge, NeighboursTellWhereItIsRight) {
   std::vector<GradRow> rows{
       row("4", "float64", Kind::Equal), row("4", "float32", Kind::Different), row("4, ragged", "float64", Kind::Different),
       row("4, ragged", "float32", Kind::Different)};
-  detail::explain_by_neighbours(rows, {{"4, ragged", "4"}});
-  EXPECT_THAT(rows[1].reason, HasSubstr("float64 is equal"));
-  EXPECT_THAT(rows[2].reason, HasSubstr("only with ragged shards"));
+  rows.push_back(row("4, empty", "float64", Kind::Different));
+  rows.back().reason = "not finite, and the reference is";
+  auto without_ragged = rows;
+  without_ragged[2].kind = Kind::Equal;
+  const std::map<std::string, detail::Origin> variants{{"4, ragged", {"4"}}, {"4, empty", {"4", true}}};
+  detail::explain_by_neighbours(rows, variants);
+  detail::explain_by_neighbours(without_ragged, variants);
+  EXPECT_THAT(rows[1].reason, HasSubstr("float64 is equal. Candidates: this dtype rounds more"));
+  EXPECT_THAT(rows[2].reason, HasSubstr("only with ragged shards (4 is equal). Candidates: a mean of each rank's mean"));
+  EXPECT_THAT(rows[2].reason, HasSubstr("rows that are dropped or padded where shards differ"));
+  EXPECT_THAT(rows[2].reason, HasSubstr("state of an earlier run"));
   EXPECT_EQ(rows[3].reason, "");
+  EXPECT_THAT(rows[4].reason, HasSubstr("not finite, and the reference is; only with ragged shards (4 is equal)"));
+  EXPECT_THAT(without_ragged[4].reason, HasSubstr("; only where a rank has no rows (4 is equal). Candidates: a count of"));
+}
+
+TEST(Judge, NeighboursNarrowCandidatesDown) {
+  Judging judging;
+  auto differs = judging.one(gradient_of(numbers({1, 2})), {gradient_of(numbers({2, 2}))});
+  auto equal = differs;
+  equal.kind = Kind::Equal;
+  differs.topology = "6,3,2, ragged";
+  std::vector<GradRow> rows{equal, differs};
+  detail::explain_by_neighbours(rows, {{"6,3,2, ragged", {"6,3,2"}}});
+  EXPECT_THAT(rows[1].reason, HasSubstr("residual 0.4), only with ragged shards (6,3,2 is equal). Candidates: "));
+  EXPECT_THAT(rows[1].reason, Not(HasSubstr("a rank's own sum")));
+}
+
+TEST(Judge, ARestLikeTheRoundingOfFloat32HintsAtPrecision) {
+  Judging judging;
+  const auto reference = gradient_of(numbers({1, -2, 3}));
+  const United found{gradient_of(numbers({1 + 1e-7, -2 + 1e-7, 3}))};
+  const auto row = judging.one(reference, found);
+  EXPECT_EQ(row.kind, Kind::Different);
+  EXPECT_THAT(row.reason, HasSubstr("float32 rounds like that. Candidates: a part of the step that computes or sends in float32"));
+  const United worse{gradient_of(numbers({1 + 1e-3, -2 + 1e-3, 3}))};
+  EXPECT_THAT(judging.one(reference, worse).reason, Not(HasSubstr("float32")));
+}
+
+TEST(Judge, AFractionThatNoPoolMakesMayBeOfMicrobatches) {
+  Judging judging;
+  const auto reference = gradient_of(numbers({7, 14}));
+  EXPECT_EQ(
+      judging.one(reference, {gradient_of(numbers({1, 2}))}).reason,
+      "0.142857 times the reference, not explained by any product of pool sizes. Candidate: 1 / microbatches if there are 7");
+  judging.run.microbatches = 7;
+  const auto row = judging.one(reference, {gradient_of(numbers({1, 2}))});
+  EXPECT_THAT(row.guesses, ElementsAre("1 / microbatches"));
+  EXPECT_EQ(row.reason, "0.142857 times the reference: 1 / microbatches");
+  EXPECT_THAT(
+      judging.one(reference, {gradient_of(numbers({6, 13}))}).reason, Not(HasSubstr("microbatches if")));
 }
 
 TEST(Judge, WhatIsMissingOrTooMuchIsDifferent) {
@@ -568,6 +620,39 @@ TEST(Topologies, ARaggedVariantHasEveryRowOnceAndShardsOfManySizes) {
   EXPECT_THAT(sizes("ci"), ElementsAre(1, 2, 3, 4, 5, 9));
   EXPECT_THAT(sizes("block0"), ElementsAre(15, 8, 1));
   EXPECT_FALSE(detail::ragged(Topology(4, {{"ranks", ranks(0, 4)}})));  // a row each: nothing to choose
+}
+
+TEST(Topologies, AVariantHasARankWithoutRowsInEveryPool) {
+  const Topology even(12, {{"a", ranks(0, 4)}, {"b", ranks(4, 3)}, {"alone", {7}}});
+  const auto made = detail::with_empty_shards(even);
+  ASSERT_TRUE(made);
+  EXPECT_EQ(made->text(), "12 rows; a: 0[0,4) 1[4,8) 2[8,12) 3[12,12); b: 4[0,0) 5[0,6) 6[6,12); alone: 7[0,12)");
+  EXPECT_THAT(detail::never_empty({{"even", even}}), ElementsAre("a", "b"));
+  EXPECT_THAT(detail::never_empty({{"even", even}, {"empty", *made}}), IsEmpty());
+  EXPECT_FALSE(detail::with_empty_shards(*made));
+  EXPECT_FALSE(detail::with_empty_shards(Topology(4, {{"alone", {0}}})));
+}
+
+TEST(Topologies, VariantsAreAddedUnlessTheyAreNotWantedOrGiven) {
+  GradCheckOptions given;
+  given.topologies = {{"1", Topology(12, {{"ranks", {0}}})}, {"3", Topology(12, {{"ranks", ranks(0, 3)}})}};
+  const auto names = [&] {
+    std::vector<std::string> all;
+    for (const auto& [name, topology] : detail::with_variants(given).topologies) {
+      all.push_back(name);
+    }
+    return all;
+  };
+  EXPECT_THAT(names(), ElementsAre("1", "3", "3, ragged", "3, empty"));
+  EXPECT_EQ(detail::with_variants(given).made_from.at("3, empty").from, "3");
+  given.empty = false;
+  EXPECT_THAT(names(), ElementsAre("1", "3", "3, ragged"));
+  given.ragged = false;
+  given.empty = true;
+  EXPECT_THAT(names(), ElementsAre("1", "3"));
+  given.ragged = true;
+  given.topologies.push_back({"own", Topology(12, {{"ranks", ranks(0, 3), {{0, 2}, {2, 12}, {12, 12}}}})});
+  EXPECT_THAT(names(), ElementsAre("1", "3", "own"));
 }
 
 TEST(Topologies, TheSelfTestGoesWhereSizesAreDifferentAndRanksFew) {

@@ -19,6 +19,7 @@ from tests.python import ranks
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
+from torch.utils.checkpoint import checkpoint
 
 import retape
 import retape.dist as rd
@@ -475,6 +476,59 @@ def ddp_with_parameters_that_are_not_used(group: Any, rank: int) -> dict[str, An
         rd.normalize(model(rows).square().sum(), count).value.backward()
         off.append(difference(inner.used, reference_of_mean()))
     return {"off": max(off), "again": rd.SumHook(nn.parallel.DistributedDataParallel(net())).group is hook.group}
+
+
+@scenario
+def ddp_with_parameters_that_are_not_used_and_not_looked_for(group: Any, rank: int) -> dict[str, Any]:
+    """DDP starts no bucket from the first that is not complete on, and raises in the next forward."""
+    found = {}
+    for first in (True, False):
+        used, unused = net(), nn.Linear(64, 64)
+        inner = nn.ModuleList([unused, used] if first else [used, unused])
+        inner.forward = used.forward
+        model = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1e-4)
+        hook = rd.SumHook(model)
+        count = rd.count_global("rows", COUNTS[rank], hook.group)
+        loss = rd.normalize(model(rows_of(rank)).square().sum(), count).value
+        found[f"first {first}"] = error_of(loss.backward)
+    return found
+
+
+@scenario
+def ddp_with_reentrant_checkpoints(group: Any, rank: int) -> dict[str, Any]:
+    """Each has a backward of its own, which reaches some parameters only."""
+    off = []
+    for last in (False, True):  # one of all, so that no parameter is outside; and all but the last layer
+        inner = net()
+        parts = [inner[:2], inner[2:]]
+        model = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1e-4)
+        hook = rd.SumHook(model)
+
+        def forward(rows: torch.Tensor, parts: list[nn.Module] = parts, last: bool = last) -> torch.Tensor:
+            hidden = checkpoint(parts[0].forward, rows, use_reentrant=True)
+            return checkpoint(parts[1].forward, hidden, use_reentrant=True) if last else parts[1](hidden)
+
+        inner.forward = forward
+        for _ in range(2):
+            model.zero_grad()
+            count = rd.count_global("rows", COUNTS[rank], hook.group)
+            rows = rows_of(rank).requires_grad_()
+            rd.normalize(model(rows).square().sum(), count).value.backward()
+            off.append(difference(inner, reference_of_mean()))
+    return {"off": max(off)}
+
+
+@scenario
+def ddp_beside_its_module(group: Any, rank: int) -> dict[str, Any]:
+    """A backward of the module itself is not DDP's to reduce, and no mistake."""
+    model = nn.parallel.DistributedDataParallel(net())
+    hook = rd.SumHook(model)
+    count = rd.count_global("rows", COUNTS[rank], hook.group)
+    rd.normalize(model(rows_of(rank)).square().sum(), count).value.backward()
+    off = difference(model.module, reference_of_mean())
+    model.zero_grad()
+    model.module[2](torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    return {"off": off, "local": model.module[2].bias.grad.tolist()}
 
 
 @scenario

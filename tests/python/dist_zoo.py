@@ -43,6 +43,11 @@ class Batch:
     def count(self) -> int:
         return int(self.tokens.sum())
 
+    @property
+    def first(self) -> int:
+        """0 where there are no rows."""
+        return int(self.row[0]) if len(self.row) else 0
+
     def where(self, mask: torch.Tensor) -> Batch:
         return Batch(self.x[mask], self.tokens[mask], self.row[mask])
 
@@ -363,7 +368,7 @@ def gathered(name: str, local: torch.Tensor, first: int) -> torch.Tensor:
 def contrastive_average(case: rd.Case, broken: bool) -> Parameters:
     """all_gather has no gradient for other ranks' rows: theirs come by the sum, of which this is a part."""
     p, mine = contrastive_leaves(case), own(case)
-    first = int(mine.row[0])
+    first = mine.first
     queries, keys = (
         gathered(name, each, first)
         for name, each in zip(("queries", "keys"), views(p, mine), strict=True)
@@ -376,7 +381,7 @@ def contrastive_average(case: rd.Case, broken: bool) -> Parameters:
 def contrastive_own_queries(case: rd.Case, broken: bool) -> Parameters:
     """A rank's queries against keys of all: keys get nothing from the queries of other ranks."""
     p, mine = contrastive_leaves(case), own(case)
-    first = int(mine.row[0])
+    first = mine.first
     queries, keys = views(p, mine)
     keys = gathered("keys", keys, first)
     if broken:
@@ -510,11 +515,45 @@ def noisy_reference(case: rd.Case) -> Parameters:
 def reseeded_noise(case: rd.Case, broken: bool) -> Parameters:
     """Every rank seeds alike and draws for its shard: all have the first rows' numbers."""
     p, mine = leaves(case), own(case)
-    first = 0 if broken else int(mine.row[0])
+    first = 0 if broken else mine.first
     rows = (first, first + len(mine.row))
     noise = rd.row_uniform(case.seed, "noise", rows, [WIDTH], case.dtype)
     count = rd.count_global("tokens", mine.count, world())
     rd.normalize(noisy_sum(p, mine, noise), count).value.backward()
+    return summed(p)
+
+
+def normed(h: torch.Tensor, total: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+    """As a batch norm does it, with the sums of all rows."""
+    mean = total / ROWS
+    return (h - mean) / (square / ROWS - mean.square() + 0.1).sqrt()
+
+
+def normed_sum(given: Batch, h: torch.Tensor, total: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+    errors = (normed(h, total, square).sin().sum(1) - 1) ** 2
+    return (errors * given.tokens).sum()
+
+
+def normed_leaves(case: rd.Case) -> Parameters:
+    return {"w": leaves(case)["w"]}  # a norm takes a bias away
+
+
+def normed_reference(case: rd.Case) -> Parameters:
+    p, whole = normed_leaves(case), batch(case)
+    h = whole.x @ p["w"]
+    (normed_sum(whole, h, h.sum(0), h.square().sum(0)) / whole.count).backward()
+    return gradients(p)
+
+
+@animal("made for this", normed_reference)
+def residual_in_batch_norm(case: rd.Case, broken: bool) -> Parameters:
+    """Every rank's loss depends on the sums, and global_residual has this rank's gradient alone."""
+    p, mine = normed_leaves(case), own(case)
+    h = mine.x @ p["w"]
+    local = torch.stack([h.sum(0), h.square().sum(0)])
+    total = rd.global_residual("sums", local, world()) if broken else autograd_dist.all_reduce(local)
+    count = rd.count_global("tokens", mine.count, world())
+    rd.normalize(normed_sum(mine, h, *total), count).value.backward()
     return summed(p)
 
 

@@ -233,7 +233,9 @@ class Mean:
         if self.wrong == "nothing here":
             (fit(case, w, *rows) / TOKENS).backward()
         else:
-            count = rd.count_global("tokens", int(tokens(*rows).sum()), self.group)
+            own = int(tokens(*rows).sum())
+            own = max(own, 1) if self.wrong == "at least one" else own
+            count = rd.count_global("tokens", own, self.group)
             if rank == 1 and count.value > TOKENS:
                 self._leave()
             rd.normalize(fit(case, w, *rows), count).value.backward()
@@ -241,6 +243,8 @@ class Mean:
             torch_dist.all_reduce(w.grad, group=self.plain)
         else:
             self.group.sum("w", w.grad)
+        if rank == 1 and self.wrong == "leaves it out":
+            return {}
         return {"w": None if rank == 1 and self.wrong == "none" else w.grad}
 
     def _leave(self) -> None:
@@ -257,6 +261,54 @@ def mean_check(wrong: str, **options) -> rd.GradCheck:
 
 def none_on_one_rank() -> rd.GradCheck:
     return mean_check("none", self_test=False)
+
+
+def left_out_on_one_rank() -> rd.GradCheck:
+    return mean_check("leaves it out", self_test=False)
+
+
+def left_out_on_one_rank_of_a_pool() -> rd.GradCheck:
+    pool = {"4": rd.Topology(ROWS, [rd.Pool("ranks", list(range(RANKS)))])}
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "self_test": False}
+    return rd.GradCheck(mean, Mean("leaves it out"), topologies=pool, **options)
+
+
+def counts_at_least_one() -> rd.GradCheck:
+    return mean_check("at least one", self_test=False)
+
+
+def alike(case: rd.Case, w: torch.Tensor, rows: int) -> torch.Tensor:
+    """Every row is the same."""
+    return (torch.ones(rows, WIDTH, dtype=case.dtype) @ w - 1).square().sum()
+
+
+def alike_mean(case: rd.Case) -> dict[str, torch.Tensor]:
+    w = weight(case, "left")
+    (alike(case, w, ROWS) / ROWS).backward()
+    return {"w": w.grad}
+
+
+def alike_check(mean_of_means: bool) -> rd.GradCheck:
+    group = rd.Group(torch_dist.new_group(), name="ranks")
+
+    def distributed(case: rd.Case) -> dict[str, torch.Tensor]:
+        begin, end = case.topology.pool("ranks").shards[torch_dist.get_rank()]
+        w = weight(case, "left")
+        loss = alike(case, w, end - begin)
+        (loss / (end - begin) / RANKS if mean_of_means else loss / ROWS).backward()
+        group.sum("w", w.grad)
+        return {"w": w.grad}
+
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "empty": False}
+    return rd.GradCheck(alike_mean, distributed, rows=ROWS, **options)
+
+
+def alike_rows() -> rd.GradCheck:
+    return alike_check(mean_of_means=False)
+
+
+def mean_of_means_of_alike_rows() -> rd.GradCheck:
+    return alike_check(mean_of_means=True)
 
 
 def another_call_in_a_mutant() -> rd.GradCheck:
@@ -278,7 +330,9 @@ def nothing_through_retape_and_no_self_test() -> rd.GradCheck:
 FACTORIES: list[Callable[[], rd.GradCheck]] = [
     *(right, too_small, square, other_pool_in_a_square, other_pool, mean_of_microbatches),
     *(reseeded, not_the_same, every_replica, forgetful, coarse),
-    *(none_on_one_rank, another_call_in_a_mutant, raises_in_a_mutant),
+    *(none_on_one_rank, left_out_on_one_rank, left_out_on_one_rank_of_a_pool),
+    *(counts_at_least_one, alike_rows, mean_of_means_of_alike_rows),
+    *(another_call_in_a_mutant, raises_in_a_mutant),
     *(nothing_through_retape, nothing_through_retape_and_no_self_test),
 ]
 

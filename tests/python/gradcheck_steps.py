@@ -163,6 +163,19 @@ def average():
     return check("average")
 
 
+def cannot_do_without_rows():
+    made = check()
+    step = made.distributed
+
+    def distributed(case):
+        begin, end = case.topology.pool("ranks").shards[torch_dist.get_rank()]
+        range(begin, end)[0]
+        return step(case)
+
+    made.distributed = distributed
+    return made
+
+
 def too_small():
     return check(weight=1e-14, dtypes=())
 

@@ -259,6 +259,28 @@ def test_sums_of_a_hook_do_not_mix_with_calls_of_ddp(told):
         assert line["again"]  # one process group for all hooks of it
 
 
+def test_a_parameter_that_is_not_used_raises_at_the_end_of_the_first_backward(told):
+    for line in told("ddp_with_parameters_that_are_not_used_and_not_looked_for"):
+        for first, prefix in ((True, "0"), (False, "1")):
+            error = line[f"first {first}"]
+            assert error["kinds"][0] == "UsageError"
+            assert f"does not reach '{prefix}.weight', '{prefix}.bias'. So" in error["text"]
+            assert "find_unused_parameters=True" in error["text"]
+        said = "'0.0.weight', '0.0.bias', '0.2.weight' and 1 more have this rank's gradient"
+        assert said in line["first False"]["text"]
+
+
+def test_backwards_of_reentrant_checkpoints_are_not_taken_for_the_whole(told):
+    for line in told("ddp_with_reentrant_checkpoints"):
+        assert line["off"] < 1e-14
+
+
+def test_a_backward_beside_ddp_is_left_alone(told):
+    for line in told("ddp_beside_its_module"):
+        assert line["off"] < 1e-14
+        assert line["local"] == [1.0, 1.0]
+
+
 def test_microbatches_under_ddp_are_summed_once_or_raise(told):
     for line in told("ddp_microbatches"):
         assert line["off"] < 1e-14
@@ -311,7 +333,7 @@ def test_join_is_refused_on_all_ranks_before_one_waits_and_its_fix_works(told):
         for refused in line["refused"]:
             assert refused["kinds"][0] == "UsageError"
             assert "[SumHook] join() of DistributedDataParallel: " in refused["text"]
-            assert "who has run out takes them with 0 rows" in refused["text"]
+            assert "ranks that run out continue with 0 rows" in refused["text"]
         assert len(line["off"]) == 2
         assert max(line["off"]) < 1e-14
 

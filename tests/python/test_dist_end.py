@@ -94,6 +94,37 @@ else:
     print(error_of(lambda: group.sum("a", tensor)), tensor.tolist())
 """
 
+# Rank 2 never makes the call that ranks 0 and 1 wait in.
+IS_INTERRUPTED_BESIDE_ONE_THAT_WAITS = """
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+rank = os.environ["RANK"]
+if rank == "1":
+    signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        group.sum("a", tensor)
+    except KeyboardInterrupt:
+        print("interrupted", tensor.tolist(), flush=True)
+    if STAYS:
+        sys.stdin.readline()
+elif rank == "0":
+    print(error_of(lambda: group.sum("a", tensor)), tensor.tolist(), flush=True)
+    print(error_of(lambda: group.sum("b", tensor)), flush=True)
+else:
+    sys.stdin.readline()
+"""
+LEAVES_A_CALL_IN_WHICH_ONE_WAITS = """
+rank = os.environ["RANK"]
+if rank == "1":
+    pending = group.sum_async("a", tensor)
+elif rank == "0":
+    print(error_of(lambda: group.sum("a", tensor)), flush=True)
+else:
+    sys.stdin.readline()
+"""
+
 LEAVES_A_CALL = """
 if os.environ["RANK"] == "0":
     pending = group.sum_async("a", tensor)  # which nobody waits for, and the other never makes
@@ -127,20 +158,20 @@ def free_port() -> str:
     raise AssertionError("no free port")
 
 
-def start(program: str) -> list[subprocess.Popen[str]]:
-    port = free_port()
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+def start(program: str, ranks: int = 2) -> list[subprocess.Popen[str]]:
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
+    given["WORLD_SIZE"] = str(ranks)
     return [
         subprocess.Popen(
             [sys.executable, "-c", BEGIN + program],
-            env={**os.environ, **given, "RANK": rank, "GLOO_SOCKET_IFNAME": "lo"},
+            env={**os.environ, **given, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for rank in "01"
+        for rank in range(ranks)
     ]
 
 
@@ -192,6 +223,30 @@ def test_who_waits_for_others_hears_signals_and_they_hear_of_its_end():
     assert told.startswith("[1] ")
     assert told.endswith("[1.0, 1.0]\n")
     assert noise == ""
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_who_waits_beside_a_rank_that_is_interrupted_stops_waiting(stays):
+    """For a third, which has not come and never will: the timeout of a call is half an hour."""
+    program = IS_INTERRUPTED_BESIDE_ONE_THAT_WAITS.replace("STAYS", str(stays))
+    waits, interrupted, late = start(program, ranks=3)
+    assert interrupted.stdout.readline() == "interrupted [1.0, 1.0]\n"
+    told = waits.stdout.readline()
+    assert told.startswith("[1] "), told
+    assert told.endswith("[1.0, 1.0]\n")
+    if stays:
+        assert "rank 1 was interrupted while it waited for others" in told
+    assert waits.stdout.readline().startswith("[1] ")
+    for rank in (late, interrupted, waits):
+        assert rank.communicate("go on\n", timeout=60) == ("", "")
+
+
+def test_who_waits_beside_a_rank_that_came_and_ended_stops_waiting():
+    waits, ended, late = start(LEAVES_A_CALL_IN_WHICH_ONE_WAITS, ranks=3)
+    told = waits.stdout.readline()
+    assert told.startswith("[1] "), told
+    for rank in (late, ended, waits):
+        assert rank.communicate("go on\n", timeout=60) == ("", "")
 
 
 def test_a_host_with_a_call_that_nobody_waits_for_ends_when_the_others_have_ended():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.python import dist_zoo, ranks
 
-EVEN, RAGGED = str(dist_zoo.RANKS), f"{dist_zoo.RANKS}, ragged"
+EVEN, RAGGED, EMPTY = (f"{dist_zoo.RANKS}{how}" for how in ("", ", ragged", ", empty"))
 NO_SCALE = "no factor explains it"
 
 
@@ -21,7 +21,7 @@ class Found:
     alpha: float | None = None  # none: not a scale
     guess: str | None = None  # none: no size makes it
     reason: str = ""
-    topologies: tuple[str, ...] = (EVEN, RAGGED)
+    topologies: tuple[str, ...] = (EVEN, RAGGED, EMPTY)
     terms: str = "loss"
     what: str = "gradient"
 
@@ -36,11 +36,13 @@ class Found:
 BOTH = {"w", "b"}
 N = dist_zoo.RANKS
 EXPECTED = {
-    "microbatch_means": Found(BOTH, reason="only with ragged shards", topologies=(RAGGED,)),
-    "token_means": Found(BOTH, reason="only with ragged shards", topologies=(RAGGED,)),
+    "microbatch_means": Found(BOTH, reason="only with ragged shards", topologies=(RAGGED, EMPTY)),
+    "token_means": Found(BOTH, reason="only with ragged shards", topologies=(RAGGED, EMPTY)),
     "missing_world_size": Found(BOTH, 1 / N, "1 / n_ranks"),
     "world_size_too_many": Found(BOTH, N, "n_ranks"),
-    "normalised_twice": Found(BOTH, 1 / dist_zoo.MICROBATCHES, "1 / 2"),
+    "normalised_twice": Found(
+        BOTH, 1 / dist_zoo.MICROBATCHES, "1 / 2", "1 / 2, or 1 / microbatches if there are 2"
+    ),
     "count_summed_twice": Found(BOTH, 1 / N, "1 / n_ranks"),
     "local_log": Found(BOTH, reason="a function of a rank's own sum"),
     "autograd_all_reduce": Found(BOTH, N, "n_ranks"),
@@ -54,6 +56,7 @@ EXPECTED = {
     "rank_left_out": Found(BOTH, reason="a part that is missing"),
     "penalty_on_every_rank": Found({"w"}, N, "n_ranks", terms="penalty"),
     "reseeded_noise": Found(BOTH, reason="draws random numbers"),
+    "residual_in_batch_norm": Found({"w"}, reason="a part that is missing"),
 }
 NAMES = [each.name for each in dist_zoo.ANIMALS]
 
@@ -74,7 +77,7 @@ def test_every_animal_is_here():
 def test_what_is_right_is_equal(zoo, name):
     report = zoo[name, False]
     assert report["kind"] == "equal", report
-    assert {row["topology"] for row in report["rows"]} == {EVEN, RAGGED}
+    assert {row["topology"] for row in report["rows"]} == {EVEN, RAGGED, EMPTY}
     assert report["worst_error"] < 1e-14
 
 
@@ -113,7 +116,7 @@ def test_a_small_loss_with_a_wrong_count_hides_in_the_sum_of_all(zoo):
     rows = zoo["count_of_another_loss", True]["rows"]
     alone = [row for row in rows if row["terms"] == "next"]
     together = [row for row in rows if row["terms"] == "all"]
-    assert len(alone) == len(together) == 4
+    assert len(alone) == len(together) == 6
     # A third of it is missing; of all together that is less than float16 resolves.
     assert min(row["error"] for row in alone) > 0.3
     assert max(row["error"] for row in together) < 1e-3
@@ -123,7 +126,7 @@ def test_a_small_loss_with_a_wrong_count_hides_in_the_sum_of_all(zoo):
 
 def test_experts_are_off_and_what_every_rank_holds_is_not(zoo):
     rows = [row for row in zoo["expert_scale", True]["rows"] if row["tensor"] == "dense"]
-    assert [row["kind"] for row in rows] == ["equal", "equal"]
+    assert [row["kind"] for row in rows] == ["equal", "equal", "equal"]
 
 
 def test_a_wrong_norm_of_right_gradients_is_seen(zoo):

@@ -103,7 +103,7 @@ def test_a_right_step_is_equal_and_every_mutant_is_noticed(gradcheck, folder):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = result()
     assert found["kind"] == "equal"
-    assert {row["topology"] for row in found["rows"]} == {"1", "3", "3, ragged"}
+    assert {row["topology"] for row in found["rows"]} == {"1", "3", "3, ragged", "3, empty"}
     assert {row["dtype"] for row in found["rows"]} == {"float64", "float32"}
     assert {row["terms"] for row in found["rows"]} == {"all", "fit", "penalty"}
     assert max(row["error"] for row in found["rows"] if row["dtype"] == "float64") < 1e-14
@@ -117,7 +117,7 @@ def test_a_right_step_is_equal_and_every_mutant_is_noticed(gradcheck, folder):
     said = "self-test at 3: 15 of 15 mutants noticed, 13 of 13 by the ratio that was predicted"
     assert said in ended.stdout
     assert re.search(r"3, ragged +float64 +✓", ended.stdout)
-    assert "equal: 30 comparisons in 3 topologies" in ended.stdout
+    assert "equal: 40 comparisons in 4 topologies" in ended.stdout
     text = Path("out.html").read_text()
     assert "ranks compute what one process does" in text
     assert str(folder) not in text + Path("out.json").read_text()
@@ -127,7 +127,7 @@ def test_an_average_is_different_and_named(gradcheck):
     ended = gradcheck("mysteps:average", "--ranks", "2", "--no-self-test")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     wrong = [row for row in result()["rows"] if row["kind"] == "different"]
-    assert {row["topology"] for row in wrong} == {"2", "2, ragged"}
+    assert {row["topology"] for row in wrong} == {"2", "2, ragged", "2, empty"}
     assert all(row["alpha"] == pytest.approx(0.5) for row in wrong)
     assert all("1 / n_ranks" in row["guesses"] for row in wrong)
     assert "0.5 times the reference: 1 / n_ranks" in ended.stdout
@@ -147,6 +147,14 @@ def test_a_rank_that_raises_is_told_while_others_still_wait(gradcheck):
     assert "✗ rank 1: ValueError: no <data> & here" in ended.stdout
     assert "rank 0" not in ended.stdout
     assert result()["errors"][0] == {"rank": 1, "kind": "ValueError", "text": "no <data> & here"}
+
+
+def test_a_step_that_raises_without_rows_is_told_that_ranks_run_out(gradcheck):
+    ended = gradcheck("mysteps:cannot_do_without_rows", "--ranks", "2", "--no-self-test")
+    assert ended.returncode == 5, ended.stdout + ended.stderr
+    told = " ".join(ended.stdout.split())
+    assert "rank 1: IndexError: range object index out of range Rank 1 has 0 rows here" in told
+    assert "a step that takes 0 rows, or GradCheck(..., empty=False)" in told
 
 
 def test_a_rank_that_is_killed_is_named_and_those_that_torchrun_ends_then_are_not(gradcheck):

@@ -54,7 +54,8 @@ def test_a_factor_is_fitted_and_named_by_sizes(reports):
 def test_topologies_of_all_ones_of_all_sizes_and_of_both_directions_of_fan(reports):
     report = reports["right"]
     given = {row["topology"] for row in report["rows"]}
-    assert given == {"1, 1", "1, 3", "3, 1", "1, 3, ragged", "3, 1, ragged"}
+    ragged, empty = ({f"{name}, {how}" for name in ("1, 3", "3, 1")} for how in ("ragged", "empty"))
+    assert given == {"1, 1", "1, 3", "3, 1", *ragged, *empty}
     missing = ("direction", "one rank in every", "are even in every", "microbatches")
     assert not any(text in note for text in missing for note in report["notes"])
 
@@ -72,11 +73,35 @@ def test_what_a_square_hides_is_vacuous_and_not_equal(reports):
 
 
 def test_microbatches_are_ragged_so_that_a_mean_of_their_means_is_seen(reports):
-    rows = wrong(reports["mean_of_microbatches"])
-    assert {row["terms"] for row in rows} == {"fit"}
-    assert {row["topology"] for row in rows} == {"1, 1", "1, 3", "1, 3, ragged"}
+    found = wrong(reports["mean_of_microbatches"])
+    assert {row["terms"] for row in found} == {"fit"}
+    assert {row["topology"] for row in found} == {"1, 1", "1, 3", "1, 3, ragged", "1, 3, empty"}
+    rows = [row for row in found if row["error"] is not None]  # a rank without rows divides by 0
+    assert {row["topology"] for row in rows} >= {"1, 1", "1, 3", "1, 3, ragged"}
     assert min(row["residual"] for row in rows) > 0.05
     assert all("no factor explains it" in row["reason"] for row in rows)
+
+
+def test_a_rank_has_no_rows_so_that_a_count_of_at_least_one_is_seen(reports):
+    report = reports["counts_at_least_one"]
+    assert {row["topology"] for row in report["rows"]} == {"4", "4, ragged", "4, empty"}
+    rows = wrong(report)
+    assert {row["topology"] for row in rows} == {"4, empty"}
+    said = "only where a rank has no rows (4 is equal). Candidates: a count of at least 1 for 0 rows"
+    assert all(said in row["reason"] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["alike_rows", "mean_of_means_of_alike_rows"])
+def test_where_rows_are_alike_a_note_says_that_a_mean_of_means_would_not_be_seen(reports, name):
+    report = reports[name]
+    assert report["kind"] == "equal", report["text"]
+    (note,) = [note for note in report["notes"] if "a mean of each rank's mean would not be seen" in note]
+    assert 'term "fit" with 4, ragged' in note
+    assert "Fix: rows that differ" in note
+
+
+def test_where_rows_differ_nothing_is_said_of_them(reports):
+    assert not any("rows that differ" in note for note in reports["right"]["notes"])
 
 
 def test_numbers_drawn_by_rank_are_seen_and_explained(reports):
@@ -89,14 +114,35 @@ def test_replicas_have_the_same_bits(reports):
     rows = wrong(reports["not_the_same"])
     assert max(row["error"] for row in rows) < 1e-14
     assert all("replicas drift apart" in row["reason"] for row in rows)
-    assert {row["topology"] for row in rows} == {"1, 3", "1, 3, ragged"}
+    assert {row["topology"] for row in rows} == {"1, 3", "1, 3, ragged", "1, 3, empty"}
 
 
 def test_a_replica_without_the_gradient_is_different(reports):
     rows = wrong(reports["none_on_one_rank"])
-    assert {row["topology"] for row in rows} == {"4", "4, ragged"}
+    assert {row["topology"] for row in rows} == {"4", "4, ragged", "4, empty"}
     said = "rank 1 has none, and rank 0 has one: replicas drift apart"
     assert {row["reason"] for row in rows} == {said}
+
+
+def test_with_rows_a_name_that_a_rank_leaves_out_is_different(reports):
+    report = reports["left_out_on_one_rank"]
+    assert (report["kind"], report["exit_code"]) == ("different", 1)
+    rows = wrong(report)
+    assert {row["topology"] for row in rows} == {row["topology"] for row in report["rows"]}
+    said = "rank 1 does not return it, and ranks 0, 2 and 3 do"
+    assert all(row["reason"].startswith(said) for row in rows)
+    assert max(row["error"] for row in rows) < 1e-14  # of those that return it
+
+
+def test_in_pools_a_rank_that_returns_nothing_is_noted(reports):
+    report = reports["left_out_on_one_rank_of_a_pool"]
+    assert report["kind"] == "equal"
+    (note,) = [note for note in report["notes"] if "rank 1 returns nothing (in 4; 4, ragged" in note]
+    assert "not compared" in note
+
+
+def test_names_that_whole_pools_return_are_not_noted(reports):
+    assert not any("not return" in note for note in reports["right"]["notes"])
 
 
 def test_a_clip_norm_counts_each_parameter_once(reports):

@@ -78,7 +78,7 @@ def test_half_of_the_fix_is_named(reports):
 def test_the_fix_is_equal_and_the_check_bites(reports):
     report = reports["factory"]["report"]
     assert report["kind"] == "equal"
-    assert {row["topology"] for row in report["rows"]} == {"4", "4, ragged"}
+    assert {row["topology"] for row in report["rows"]} == {"4", "4, ragged", "4, empty"}
     assert max(row["error"] for row in report["rows"] if row["dtype"] == "float64") < 1e-14
     assert report["self_test"]["killed"] == report["self_test"]["mutants"] == 8
     assert report["self_test"]["as_predicted"] == report["self_test"]["predicted"] == 6
@@ -101,7 +101,7 @@ def test_the_output_of_the_page_is_what_is_printed(reports):
         [NUMBER.sub("#", each) for each in lines] for lines in (printed(reports["factory"]), right)
     ]
     assert masked[0] == masked[1]
-    assert sum("#" in each for each in masked[0]) == 5
+    assert sum("#" in each for each in masked[0]) == 7
 
 
 def test_the_checks_of_the_page_are_those_of_the_example():

@@ -33,7 +33,8 @@ enum class Mutation : uint8_t {
   LocalCount,   // this rank's count in place of everybody's
   OtherCount,   // this rank's count times `factor`: the size of another group
   LocalValue,   // global_residual: this rank's sum in place of everybody's
-  EveryReplica  // clip_grad_norm: every replica counts
+  EveryReplica,  // clip_grad_norm: every replica counts
+  Weighted,     // a sum: this rank's part times `factor`, which may be another on each
 };
 
 struct Contribution {
@@ -43,6 +44,8 @@ struct Contribution {
   int size = 1;       // of the group
   int64_t count = 0;  // Count: of this rank. Norm: replicas that another counts, the most of all ranks
   bool even = true;   // Count: the same on all ranks, each time
+  // Sum of several tensors under one name, as of a bucket: their names, with ", " between. Empty: `name` is the tensor's.
+  std::string contents = {};
   bool operator==(const Contribution& other) const {
     return place == other.place && name == other.name && group == other.group;
   }
@@ -51,7 +54,7 @@ struct Contribution {
 RETAPE_API const char* text(Place place);
 RETAPE_API const char* text(Mutation mutation);
 
-// What can be broken at such a place. OtherCount is not among them: it needs a factor.
+// What can be broken at such a place. OtherCount and Weighted are not among them: they need a factor.
 RETAPE_API std::vector<Mutation> mutations_of(Place place);
 
 // By what a gradient that consists of nothing but this contribution is multiplied; none where that is
@@ -89,9 +92,14 @@ struct Change {
   double factor = 1;
 };
 
-// Notes the contribution; what is to be done to it. `count`: see Contribution.
+// Notes the contribution; what is to be done to it. `count`, `contents`: see Contribution.
 RETAPE_API Change pass(
-    Place place, const std::string& name, const std::string& group, int size, int64_t count = 0);
+    Place place,
+    const std::string& name,
+    const std::string& group,
+    int size,
+    int64_t count = 0,
+    const std::string& contents = {});
 
 }  // namespace detail
 

@@ -68,7 +68,9 @@ RETAPE_API double global_mean(const std::string& name, double sum, int64_t count
 //   loss = (total * log2(1 + total)).sum();
 //
 // torch.distributed.nn.functional.all_reduce has the same value, and multiplies the gradient of a loss
-// that every rank computes by the number of ranks.
+// that every rank computes by the number of ranks. That one is right where each rank's loss is of its own
+// rows and depends on the sum, as in a batch norm: global_residual leaves out what other ranks' rows
+// contribute to the gradient.
 RETAPE_API at::Tensor global_residual(const std::string& name, const at::Tensor& local, const Group& group);
 
 }  // namespace retape::dist

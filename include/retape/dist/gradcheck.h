@@ -17,7 +17,8 @@
 //                               one hides. One that is zero where it was declared live, or in the sum is
 //                               smaller than what the comparison allows, is vacuous: reported, not passed
 //   replicas                    the same bits on every rank that holds a tensor; none on one of them is not
-//                               the same, unless all have zeros
+//                               the same, unless all have zeros. A rank that leaves a name out differs where
+//                               ranks are `replicated`; elsewhere a note names it
 //   norms, losses               as clipping computed them; as they are logged
 //   parameters                  how far `steps` of the optimizer have moved them. Where rounding hides even
 //                               that a parameter stood still, it is vacuous
@@ -26,6 +27,8 @@
 //   ragged shards               even ones hide a mean of means. A variant is added in which every pool is
 //                               ragged that is not in any topology; `microbatches` are ragged always, and
 //                               that no rank asks for them is noted
+//   empty shards                ranks that run out of batches continue with 0 rows. A variant is added in
+//                               which one rank of every pool has none
 //
 // A factor alpha that fits, with little left over, is a wrong scale, and group sizes that make it are
 // guessed; at equal sizes several do, so some topology must have all sizes different. Rows must go from many
@@ -81,7 +84,11 @@ struct GradCheckOptions {
   std::optional<at::ScalarType> wire;                 // in production: `dtypes` are run with it, too
   int steps = 0;                                      // of the optimizer, with all terms on; 0: none
   int microbatches = 1;                               // see Case::cut
+  // Every rank of a topology holds every tensor, as with data parallelism: a gradient, parameter or norm that a
+  // rank leaves out is different. Without it a rank may hold some, and what is left out is a note.
+  bool replicated = false;
   bool ragged = true;                                 // add a ragged variant of pools that are not
+  bool empty = true;                                  // beside it, one with a rank without rows
   bool mutations = true;                              // the self-test
   std::map<at::ScalarType, double> tolerance;         // by dtype of computation, in place of the derived
   std::vector<std::string> may_be_dead;               // tensors without gradient: names, "*" at the end

@@ -55,7 +55,8 @@ struct RETAPE_API NamedRanks {
 class RETAPE_API Topology {
  public:
   // UsageError: two pools or groups of one name, a rank twice in one, shards that leave a row out or have
-  // one twice, more shards than ranks or fewer, no rows for a rank, a rank in a group but in no pool.
+  // one twice, more shards than ranks or fewer, no rows at all, a rank in a group but in no pool. A rank's own
+  // shard may be empty: it has run out of rows.
   Topology(int64_t rows, std::vector<Pool> pools, std::vector<NamedRanks> groups = {});
 
   int64_t rows() const { return rows_; }

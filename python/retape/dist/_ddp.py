@@ -47,7 +47,8 @@ class SumHook:
     With microbatches: `with model.no_sync():` around all but the last. DDP reduces what has accumulated, so
     that a second sum would count the first one once per rank; that raises UsageError, and so does
     `model.join()`: a rank without rows takes the step with none. What a sum raises comes out of backward():
-    CollectiveError, with the ranks to blame.
+    CollectiveError, with the ranks to blame. A parameter that a backward does not reach holds up the bucket that
+    it is in: without `find_unused_parameters` backward() then raises UsageError, with its name.
 
     group: for the sums; by default one of the same ranks over a process group of its own. DDP makes calls too
         (of buffers, of parameters that are not used), and a transport mixes up two that are under way.
@@ -84,6 +85,7 @@ class SumHook:
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="retape-sums")
         self._summed: set[int] = set()  # parameters whose gradient is a sum over ranks already
         self._errors: list[Exception] = []
+        self._watch = _BackwardWatch(model, self._names)
         for parameter in model.module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._before_accumulation, parameter))
@@ -93,6 +95,7 @@ class SumHook:
         model.join_hook = _refuse_join  # type: ignore[method-assign]
 
     def _before_accumulation(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._watch.reached(parameter)
         if id(parameter) not in self._summed:
             return
         if parameter.grad is None or not parameter.grad.any():
@@ -117,8 +120,62 @@ class SumHook:
         return _dist.sum_async(name, buffer, self.group, ", ".join(names))
 
 
+class _BackwardWatch:
+    """Whether each backward reduces what it has computed.
+
+    DDP starts buckets in order, each when all of its parameters have a gradient, and hands sums out when the last has
+    started. Where a parameter has no gradient that does not happen, and DDP raises in the next forward: after a step
+    with local gradients."""
+
+    def __init__(self, model: nn.parallel.DistributedDataParallel, names: dict[int, str]) -> None:
+        self._names = names
+        self._handled = {id(p) for p in model._module_parameters if p.requires_grad}  # others are not DDP's
+        self._expected = False  # the last forward was one that DDP reduces after
+        self._reached: set[int] = set()
+        self._reduced: set[int] = set()
+        self._queued = False
+        model.register_forward_hook(self._after_forward)
+
+    def _after_forward(self, model: nn.Module, *_: object) -> None:
+        if torch.is_grad_enabled():
+            self._expected = model.require_backward_grad_sync
+            self._reached, self._reduced, self._queued = set(), set(), False
+
+    def reached(self, parameter: torch.Tensor) -> None:
+        if not self._expected or id(parameter) not in self._handled:
+            return
+        self._reached.add(id(parameter))
+        if not self._queued:
+            self._queued = True
+            _after_ddp(self._end)
+
+    def reduced(self, bucket: GradBucket) -> None:
+        self._reduced.update(id(p) for p in bucket.parameters())
+
+    def _end(self) -> None:
+        self._queued = False
+        # Of a reentrant checkpoint's own backward, which others follow.
+        if torch._C._current_autograd_node() is not None:
+            return
+        self._expected = False
+        if self._handled - self._reduced:
+            raise _C.UsageError(
+                f"[SumHook] this backward does not reach {self._text(self._handled - self._reached)}. So "
+                f"DistributedDataParallel waits for more, and {self._text(self._reached)} have this rank's gradient "
+                "alone. Fix: DistributedDataParallel(model, find_unused_parameters=True), or requires_grad_(False) for "
+                "what is not used."
+            )
+
+    def _text(self, parameters: set[int]) -> str:
+        most = 3
+        names = [repr(name) for key, name in self._names.items() if key in parameters]
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        return (", ".join(names[:most]) or "some parameters") + more
+
+
 def _sum(hook: SumHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     hook._summed.update(id(p) for p in bucket.parameters())
+    hook._watch.reduced(bucket)
     if bucket.index() == 0:
         hook._errors = []  # of this backward; what an earlier one still waits for has its own
     errors, buffer = hook._errors, bucket.buffer()
@@ -144,7 +201,7 @@ def _refuse_join(**_: object) -> NoReturn:
     raise _C.UsageError(
         "[SumHook] join() of DistributedDataParallel: a rank that has no more batches would answer for DDP's "
         "averages, and sums are agreed on by all ranks. Fix: leave join() out, and let every rank take as many "
-        "steps as the one with the most; who has run out takes them with 0 rows, which add nothing to the "
+        "steps as the one with the most; ranks that run out continue with 0 rows, which add nothing to the "
         "count nor to the sum."
     )
 

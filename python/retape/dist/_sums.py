@@ -235,7 +235,9 @@ def global_residual(name: str, local: torch.Tensor, group: _dist.Group) -> torch
     """The sum over the group, with the gradient of the local part.
 
     torch.distributed.nn.functional.all_reduce has the same value, and multiplies the gradient of a loss
-    that every rank computes by the number of ranks.
+    that every rank computes by the number of ranks. That one is right where each rank's loss is of its own
+    rows and depends on the sum, as in a batch norm: global_residual leaves out what other ranks' rows
+    contribute to the gradient.
     """
     _expect_tensor("global_residual", local)
     return _dist.global_residual(name, local, group)

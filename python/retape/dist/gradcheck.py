@@ -55,8 +55,10 @@ Progress = Callable[[int, int, str], None]
 class Outcome:
     """What a step has come to. The reference has all tensors, a rank those that it holds.
 
-    A rank leaves out the names of what it does not hold: None, where another rank has a gradient, is a
-    replica without it. DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
+    With `topologies` a rank leaves out the names of what it does not hold; a note lists the ranks that
+    leave out what others of their pool return. With `rows` every rank holds all of them, and a name that
+    is missing on one is different. None, where another rank has a gradient, is a replica without it.
+    DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
 
     gradients: Tensors  # after every reduction, before clipping
     # After `case.steps`; the reference's also after 0: as they begin.
@@ -147,12 +149,15 @@ class GradCheck:
         that are not 0. Each is checked alone, and all together.
     topologies: by name. A step runs on the ranks of one alone, so that with several it needs a group for
         each. Of several pools one must have one rank in each, and of each two either must be larger in one.
-        With `rows` in their place: data parallelism over all ranks, one pool "ranks".
+        With `rows` in their place: data parallelism over all ranks, one pool "ranks". Every rank then
+        holds every parameter, and must return each name.
     dtypes: of production, after float64, which decides. wire: dtype in which production sends.
     steps: of the optimizer, after which it is compared how far parameters have moved.
     microbatches: for a step that accumulates; `case.cut(rows)` gives them, of very different sizes. That no
         rank asks for them is noted.
-    ragged: add a topology whose ranks have very different numbers of rows.
+    ragged: add a topology whose ranks have very different numbers of rows, and with `empty` one in which a
+        rank has none: ranks that run out of batches continue with 0 rows. Rows must differ for it to show
+        anything; a note says where they do not.
     self_test: break every contribution to every sum, one at a time, and see whether it is noticed.
     tolerance: by dtype, in place of the derived ones. may_be_dead: parameters that have no gradient.
     everyone: all ranks, a `retape.dist.Group` over Gloo; by default one of the check's own.
@@ -171,6 +176,7 @@ class GradCheck:
         steps: int = 0,
         microbatches: int = 1,
         ragged: bool = True,
+        empty: bool = True,
         self_test: bool = True,
         tolerance: Mapping[torch.dtype, float] | None = None,
         may_be_dead: Sequence[str] = (),
@@ -192,6 +198,7 @@ class GradCheck:
         self.steps = steps
         self.microbatches = microbatches
         self.ragged = ragged
+        self.empty = empty
         self.self_test = self_test
         self.tolerance = dict(tolerance or {})
         self.may_be_dead = tuple(may_be_dead)
@@ -208,7 +215,7 @@ class GradCheck:
             report = _dist.gradcheck(
                 everyone,
                 _parts_of(self.reference, "reference"),
-                _parts_of(self.distributed, "distributed"),
+                _parts_of(_with_hint(self.distributed, everyone.ranks[everyone.index]), "distributed"),
                 self._options(everyone.size),
                 progress,
                 raised,
@@ -227,11 +234,13 @@ class GradCheck:
             pool = _dist.Pool("ranks", list(range(ranks)))
             topologies = {str(ranks): _dist.Topology(self.rows or 0, [pool])}
         options.topologies = list(topologies.items())
+        options.replicated = self.topologies is None
         options.dtypes = list(self.dtypes)
         options.wire = self.wire
         options.steps = self.steps
         options.microbatches = self.microbatches
         options.ragged = self.ragged
+        options.empty = self.empty
         options.mutations = self.self_test
         options.tolerance = self.tolerance
         options.may_be_dead = list(self.may_be_dead)
@@ -258,6 +267,24 @@ def _all_ranks() -> Iterator[_dist.Group]:
     ranks = torch_dist.new_group(backend="gloo", timeout=timeout, group_desc="gradcheck")
     yield Group(ranks, timeout=timeout)
     torch_dist.destroy_process_group(ranks)
+
+
+def _with_hint(step: Step, rank: int) -> Step:
+    """What raises on a rank without rows may raise because it has none."""
+
+    def run(case: Case) -> Outcome | Tensors:
+        try:
+            return step(case)
+        except Exception as error:
+            shards = [dict(zip(pool.ranks, pool.shards, strict=True)) for pool in case.topology.pools]
+            if any(begin == end for begin, end in (each[rank] for each in shards if rank in each)):
+                error.add_note(
+                    f"Rank {rank} has 0 rows here, as ranks have that run out of batches. Fix: a step that takes 0 "
+                    "rows, or GradCheck(..., empty=False) if no rank runs out."
+                )
+            raise
+
+    return run
 
 
 def _parts_of(step: Step, which: str) -> Callable[[Case], tuple[Any, Any, Any, Any]]:

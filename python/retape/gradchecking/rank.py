@@ -81,7 +81,8 @@ def _told(rank: int, error: Exception | SystemExit) -> RankError:
 
     usage = isinstance(error, _C.UsageError)
     follows = isinstance(error, _dist.CollectiveError)
-    return RankError(rank, type(error).__name__, str(error), usage, follows)
+    text = " ".join([str(error), *getattr(error, "__notes__", ())])
+    return RankError(rank, type(error).__name__, text, usage, follows)
 
 
 if __name__ == "__main__":

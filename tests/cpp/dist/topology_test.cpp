@@ -47,7 +47,8 @@ TEST(Topology, RefusesWhatIsNoCutOfTheBatch) {
   expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 3}, {2, 4}}}}); }, "row 2 is in two shards");
   expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 2}, {2, 3}}}}); }, "shards end at row 3 of 4");
   expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 4}}}}); }, "1 shards for 2 ranks");
-  expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 4}, {4, 4}}}}); }, "a rank has no rows");
+  expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 4}, {4, 3}}}}); }, "a shard ends at row 3, before it begins");
+  expect_refused([] { Topology(0, {{"a", {0}}}); }, "0 rows. Fix: at least one");
   expect_refused([] { Topology(1, {{"a", {0, 1}}}); }, "1 rows cannot be cut into 2 shards");
 }
 
