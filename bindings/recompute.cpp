@@ -8,6 +8,7 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 namespace retape::python {
@@ -69,6 +70,25 @@ bool has_identity(const at::Tensor& tensor) {
 void patch_torch() {
   py::gil_scoped_acquire gil;
   py::module_::import("retape._torch_patches").attr("install")();
+}
+
+// Access to two private members, by the one way that the language has for it.
+template <auto Hooks, auto Data>
+struct Saved {
+  friend auto& hooks_of(torch::autograd::SavedVariable& saved) { return saved.*Hooks; }
+  friend auto& data_of(torch::autograd::SavedVariable& saved) { return saved.*Data; }
+};
+auto& hooks_of(torch::autograd::SavedVariable& saved);
+auto& data_of(torch::autograd::SavedVariable& saved);
+template struct Saved<&torch::autograd::SavedVariable::hooks_, &torch::autograd::SavedVariable::data_>;
+
+// The user puts hooks on it: those of a scope make room.
+void take_off_hooks(torch::autograd::SavedVariable& saved) {
+  auto& hooks = hooks_of(saved);
+  if (hooks && are_hooks_of_a_scope(*hooks)) {
+    data_of(saved) = hooks->call_unpack_hook();
+    hooks.reset();
+  }
 }
 
 bool allows_mutation_on_saved_tensors() {
@@ -144,6 +164,7 @@ void bind_recompute(py::module_& module) {
   });
   module.def("replayable", [](const py::object& op) { replayable(op_name("replayable", op)); }, py::arg("op"));
   module.def("replayable_ops", &replayable_ops);
+  module.def("take_off_hooks", &take_off_hooks, py::arg("saved_tensor"));
   module.def("intercepted_keys", [] {
     std::vector<int> keys;
     for (const auto key : intercepted_keys()) {

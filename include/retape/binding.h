@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <cstddef>
 #include <vector>
@@ -26,6 +27,10 @@ RETAPE_API void set_first_scope_hook(FirstScopeHook hook);
 // saved-tensor hooks.
 using StandAsideCheck = bool (*)();
 RETAPE_API void set_stand_aside_check(StandAsideCheck check);
+
+// True for hooks that a scope has put on a saved tensor. A language that lets its users put hooks on saved
+// tensors takes these off first: with what they unpack in place of them.
+RETAPE_API bool are_hooks_of_a_scope(const torch::autograd::SavedVariableHooks& hooks);
 
 // The keys by which the core sees ops: a language with a dispatcher of its own lets them fall through.
 RETAPE_API std::vector<c10::DispatchKey> intercepted_keys();

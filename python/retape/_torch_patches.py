@@ -1,6 +1,7 @@
 """What torch does past its dispatcher, shown to the tape. Installed when the first scope opens.
 
 - `Tensor.apply_`, `map_` and `map2_` write to a tensor without a dispatcher call.
+- `grad_fn._raw_saved_self.register_hooks` finds the hooks of a scope on what the scope may drop.
 - Compiled functions write to their inputs in kernels of their own.
 - Higher-order operators (`torch.cond`, `flex_attention`) have a dispatcher in Python, which must let
   Retape's keys fall through.
@@ -28,6 +29,7 @@ def install() -> None:
     for name in ("apply_", "map_", "map2_"):
         _announce_write(name)
     _let_higher_order_ops_through()
+    _make_room_for_hooks()
     _WhenImported("torch._functorch._aot_autograd.runtime_wrappers", _announce_compiled_writes)
 
 
@@ -40,6 +42,18 @@ def _announce_write(name: str) -> None:
         return method(self, *args, **kwargs)
 
     setattr(torch.Tensor, name, announced)
+
+
+def _make_room_for_hooks() -> None:
+    saved_tensor = torch._C._autograd.SavedTensor
+    register = saved_tensor.register_hooks
+
+    def register_hooks(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
+        if callable(pack_hook) and callable(unpack_hook):
+            _C.take_off_hooks(self)
+        register(self, pack_hook, unpack_hook)
+
+    saved_tensor.register_hooks = register_hooks
 
 
 def _let_higher_order_ops_through() -> None:

@@ -16,7 +16,7 @@
 namespace retape::detail {
 
 Digest::Digest(const at::Tensor& tensor, bool bits)
-    : sizes_(tensor.sizes()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
+    : sizes_(sizes_of(tensor)), dtype_(tensor.scalar_type()), device_(tensor.device()) {
   bits_ = bits && !DryRun::is_on() && is_plain(tensor) && tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
   if (!bits_ || tensor.numel() == 0) {
     return;

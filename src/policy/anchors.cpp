@@ -15,6 +15,11 @@ void Anchors::saved(Value& value) {
 }
 
 void Anchors::before_op() {
+  constexpr size_t kOftenEnough = 8;
+  if (++ops_ >= std::max(kOftenEnough, segments_.size())) {
+    ops_ = 0;
+    forget_dead();
+  }
   const size_t in_use = frontier_.bytes();
   if (!proposal_.kept.empty()) {
     if (in_use < proposal_.anchor) {
@@ -48,7 +53,7 @@ void Anchors::settle() {
 
 // Anchors of graphs that are gone: only the segment holds them.
 void Anchors::forget_dead() {
-  for (auto& segment : segments_) {
+  const auto forget = [&](Segment& segment) {
     for (auto& value : segment.kept) {
       if (value.use_count() == 1) {
         region_.counters.anchors.subtract(1);
@@ -58,6 +63,14 @@ void Anchors::forget_dead() {
       }
     }
     segment.kept.erase(std::remove(segment.kept.begin(), segment.kept.end(), nullptr), segment.kept.end());
+  };
+  std::for_each(segments_.begin(), segments_.end(), forget);
+  if (!proposal_.kept.empty()) {
+    forget(proposal_);
+    if (proposal_.kept.empty()) {
+      since_cut_ -= std::min(since_cut_, proposal_.bytes);
+      proposal_ = Segment();
+    }
   }
   segments_.erase(
       std::remove_if(

@@ -42,6 +42,7 @@ class Anchors final : public Decider {
   Shelf& shelf_;
   Frontier frontier_;
   size_t since_cut_ = 0;  // bytes saved since the last anchor
+  size_t ops_ = 0;        // since it last looked for anchors of graphs that are gone
   Segment proposal_;      // narrowest place since, not yet an anchor; empty if none
   std::vector<Segment> segments_;
 };

@@ -87,12 +87,14 @@ void Window::saved(Value& value) {
 }
 
 void Window::before_op() {
-  if (saved_ == 0 && held_.size() % kQuietOps != 0) {
+  // While autograd saves nothing, the window holds for a later save: no more than is in use.
+  const size_t most = saved_ == 0 ? 2 : kNarrow;
+  if (saved_ == 0 && held_.size() < kQuietOps && held_bytes_ < most * in_use_) {
     return;
   }
-  const size_t in_use = frontier_.bytes();
-  const bool quiet = saved_ == 0 && held_.size() >= kQuietOps * kQuietOps;
-  if (held_.size() >= kMostOps || quiet || (in_use > 0 && held_bytes_ >= kNarrow * in_use)) {
+  in_use_ = frontier_.bytes();
+  const bool full = held_.size() >= (saved_ == 0 ? kQuietOps : kMostOps);
+  if (full || (in_use_ > 0 && held_bytes_ >= most * in_use_)) {
     decide();
   }
 }
@@ -113,6 +115,10 @@ bool Window::replays(const Op& op) const {
 }
 
 void Window::decide() {
+  // Some may have become roots since, or were found in their place.
+  held_.erase(
+      std::remove_if(held_.begin(), held_.end(), [](const auto& value) { return !value->recipe; }),
+      held_.end());
   Problem problem(static_cast<int64_t>(held_.size()) + 1);
   ska::flat_hash_map<const Value*, uint32_t> readers_here;
   ska::flat_hash_map<const Op*, bool> seen;
@@ -174,6 +180,7 @@ void Window::decide() {
   frontier_.forget_roots();
   held_.clear();
   held_bytes_ = 0;
+  in_use_ = 0;
   saved_ = 0;
 }
 

@@ -7,6 +7,7 @@
 #include "record/recorder.h"
 #include "replay/replay.h"
 
+#include <retape/binding.h>
 #include <retape/error.h>
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -88,15 +89,15 @@ at::Tensor Token::call_unpack_hook() {
     TapeLock lock(*tape_);
     if (value_->written_in_backward()) {
       throw_changed_in_place(
-          view_.dtype(), view_.sizes(), value_->given.counter.current_version(), value_->given.version);
+          view_.dtype(), view_.sizes(), value_->lent_to_backward.counter.current_version(), value_->lent_to_backward.version);
     }
   }
   const auto brought = bring_back(*tape_, *value_, pass);
   auto tensor = tensor_on(brought.storage);
   if (!brought.shared) {
     TapeLock lock(*tape_);
-    if (value_->hold == Hold::Replayed && !value_->given.counter.enabled()) {
-      value_->given = {counter_, version_};
+    if (value_->hold == Hold::Replayed && !value_->lent_to_backward.counter.enabled()) {
+      value_->lent_to_backward = {counter_, version_};
     }
   }
   if (pass >= 0 && torch::autograd::get_current_graph_task_keep_graph()) {
@@ -132,3 +133,7 @@ std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> Token::retrieve_u
 }
 
 }  // namespace retape::detail
+
+bool retape::are_hooks_of_a_scope(const torch::autograd::SavedVariableHooks& hooks) {
+  return dynamic_cast<const detail::Token*>(&hooks) != nullptr;
+}

@@ -227,9 +227,12 @@ Role Recorder::take_written(Flight& flight, const at::Tensor& tensor, Effect eff
   const auto& before = written.before;
   auto role = effect == Effect::UpdatesInForward ? Role::Scratch : Role::Write;
   if (flight.op && role == Role::Write) {
-    // What was given stays where it is: its next version is a root and costs nothing more, unless it is
-    // copied for its readers: then the copy is what later versions are made from.
-    const bool known = before && (before->recipe || before->uninitialized || !before->readers.empty());
+    // What was given stays where it is: its next version is a root and costs nothing more. If this one
+    // is needed, and so copied, and only a slice is written, then the next one is made from the copy.
+    const bool is_slice = 2 * tensor.nbytes() <= storage.nbytes();
+    const bool known = before &&
+        (before->uninitialized ||
+         (before->given ? is_slice && before->needed() : before->recipe != nullptr));
     if (known && effect == Effect::Overwrites && View(tensor).covers(storage.nbytes())) {
       role = Role::Fresh;
     } else if (!known || before->uninitialized) {
@@ -389,6 +392,10 @@ void Recorder::enter(Flight& flight, Made& made) {
       ? made.tensor.unsafeGetTensorImpl()->version_counter()
       : flight.writes[made.write].counter;
   auto value = describe(storage, counter);
+  if (!made.tensor.defined()) {
+    const auto& before = flight.writes[made.write].before;
+    value->given = before && before->given;
+  }
   value->differentiable = made.tensor.defined()
       ? made.tensor.requires_grad()
       : flight.op && flight.op->inputs[flight.writes[made.write].input].view.requires_grad();

@@ -33,18 +33,71 @@ void Recorder::hold_readers_of(const at::Tensor& tensor) {
     if (!root || root->recipe || root->hold != Hold::Kept || root->copied || root->readers.empty()) {
       return;
     }
-    for (const auto& scope : scopes_) {
-      if (scope->decider) {
-        scope->decider->settle();
-      }
+    forget_idle_readers(*root);
+    if (!root->readers.empty()) {
+      gone = results_to_hold(*root);
     }
-    gone = results_to_hold(*root);
   }
   for (auto& value : gone) {
     const auto brought = bring_back(*tape_, *value, torch::autograd::get_current_graph_task_id());
     TapeLock lock(*tape_);
     hold(*value, brought.storage);
     value.reset();
+  }
+}
+
+// Forgets recipes that read it and that nothing needs: of values that are dead, and of those that are
+// alive and through which no gradient flows. Should autograd save one of these, it is kept as it is.
+void Recorder::forget_idle_readers(Value& root) {
+  sever_idle_results(root);
+  // The table is looked through as often as copies would take longer than that.
+  constexpr size_t kBytesPerEntry = 64;
+  bytes_overwritten_ += root.nbytes;
+  if (root.readers.empty() || bytes_overwritten_ < table_.size() * kBytesPerEntry) {
+    return;
+  }
+  bytes_overwritten_ = 0;
+  sweep();
+  if (root.readers.empty()) {
+    return;
+  }
+  for (const auto& scope : scopes_) {
+    if (scope->decider) {
+      scope->decider->settle();
+    }
+  }
+  sweep();
+}
+
+void Recorder::sever_idle_results(Value& root) {
+  constexpr size_t kMostOps = 1024;
+  const uint64_t plan = ++tape_->plans;
+  std::vector<Op*> ops;
+  const auto add_readers = [&](const Value& value) {
+    for (const auto& reader : value.readers) {
+      if (reader.op->planned != plan && ops.size() < kMostOps) {
+        reader.op->planned = plan;
+        ops.push_back(reader.op);
+      }
+    }
+  };
+  std::vector<c10::intrusive_ptr<Value>> idle;
+  add_readers(root);
+  for (size_t i = 0; i < ops.size(); ++i) {
+    for (const auto& result : ops[i]->results) {
+      if (result.value == nullptr) {
+        continue;
+      }
+      const Value& value = *result.value;
+      add_readers(value);
+      if (!value.needed() && !value.differentiable && !value.discardable &&
+          value.hold == Hold::None && value.in_use_elsewhere()) {
+        idle.push_back(c10::intrusive_ptr<Value>::reclaim_copy(result.value));
+      }
+    }
+  }
+  for (const auto& value : idle) {
+    sever(*value);
   }
 }
 

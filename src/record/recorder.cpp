@@ -307,6 +307,7 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
     value = describe(storage, counter);
     value->versions.watch(counter);
     value->leaf = tensor.is_leaf();
+    value->given = true;
     watch_overlapping(storage, *value);
   }
   value->uninitialized = false;  // read before it was written: what it holds is what counts

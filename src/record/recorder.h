@@ -134,6 +134,8 @@ class Recorder final : private Shelf {
   Role take_written(Flight& flight, const at::Tensor& tensor, Effect effect);
   void hold_readers_of_written(const OpInfo& info, const torch::jit::Stack& stack);
   void hold_readers_of(const at::Tensor& tensor);
+  void forget_idle_readers(Value& root);
+  void sever_idle_results(Value& root);
   std::vector<c10::intrusive_ptr<Value>> results_to_hold(Value& root);
   void hold(Value& value, c10::Storage bytes);
   void settle_aliases(Flight& flight);
@@ -173,6 +175,7 @@ class Recorder final : private Shelf {
   ska::flat_hash_map<const c10::StorageImpl*, Aliases> aliases_;
   ForeignMemory foreign_;
   size_t sweep_at_ = kSweepAt;
+  size_t bytes_overwritten_ = 0;  // of roots that recipes read, since the last sweep for that reason
   uint64_t order_ = 0;
   const Flags* flags_ = nullptr;
   Flight* flight_ = nullptr;

@@ -38,7 +38,7 @@ bool Value::in_use_elsewhere() const {
 }
 
 bool Value::written_in_backward() const {
-  return hold == Hold::Replayed && given.moved();
+  return hold == Hold::Replayed && lent_to_backward.moved();
 }
 
 c10::Storage Value::here() {
@@ -68,7 +68,7 @@ void Value::keep(c10::Storage storage) {
 }
 
 void Value::drop() {
-  given = Versions::Seen();
+  lent_to_backward = Versions::Seen();
   bury(std::move(data));
   data = c10::Storage();
   hold = Hold::None;

@@ -63,7 +63,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   std::unique_ptr<Seen> seen;  // where somebody compares (check/examiner.h)
 
   // Of the tensor that backward was given of the replayed bytes: it must not write them.
-  Versions::Seen given;
+  Versions::Seen lent_to_backward;
 
   bool uninitialized = false;  // root: memory nobody has written yet
   bool superseded = false;     // its home holds a later version by now
@@ -72,6 +72,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   bool leaf = false;           // root: a parameter, a buffer, an input without history
   bool discardable = false;    // an output that its caller may give up
   bool differentiable = false;  // a gradient flows through it
+  bool given = false;           // its home is not the tape's: a root's, of any version
   bool lent = false;           // replayed, and the caller's storage is on the same bytes again
 
   uint32_t tokens = 0;   // tokens alive

@@ -39,6 +39,11 @@ bool is_wrapper(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has_any(kWrapperKeys);
 }
 
+c10::IntArrayRef sizes_of(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return tensor.is_nested() || impl->has_symbolic_sizes_strides() ? c10::IntArrayRef() : impl->sizes();
+}
+
 View::View(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   const auto sizes = impl->sizes();

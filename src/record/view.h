@@ -14,6 +14,9 @@ bool is_plain(const at::Tensor& tensor);
 // Neither plain nor a leaf of the dispatcher: a wrapper whose handler calls ops on plain tensors.
 bool is_wrapper(const at::Tensor& tensor);
 
+// Its sizes; none where they are not numbers (nested tensors).
+c10::IntArrayRef sizes_of(const at::Tensor& tensor);
+
 class View {
  public:
   View() = default;

@@ -1,6 +1,7 @@
 #include "rerun/first_run.h"
 
 #include "recompute/errors.h"
+#include "record/view.h"
 
 #include <retape/error.h>
 
@@ -18,7 +19,7 @@ class RerunToken final : public torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     counter_ = tensor.unsafeGetTensorImpl()->version_counter();
     version_ = counter_.current_version();
-    sizes_ = tensor.sizes().vec();
+    sizes_ = sizes_of(tensor).vec();
     dtype_ = tensor.scalar_type();
     index_ = run_->save(tensor);
     run_ = nullptr;
