@@ -115,6 +115,8 @@ class LeanProduct final : public Stock {
 // is larger than its tensor.
 Tensor product_over(Tensor&& over, const Tensor& other) {
   if (is_ours_alone(over) && is_like(other, over) && at::is_expandable_to(other.sizes(), over.sizes())) {
+    // The bytes are nobody else's by now: what this writes is no change of the tensor that was saved.
+    over.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(0));
     over.mul_(other);
     return std::move(over);
   }

@@ -42,6 +42,7 @@ struct Region {
   bool open = false;
   bool inert = false;        // made under Eager: open in name only
   bool timed = false;        // counts replay_ns
+  bool packs_all = false;    // autograd holds tokens of what is kept too, not the tensors
   size_t hooks_outside = 0;  // saved-tensor hooks of the user that were there before
   int graph_task = -1;       // backward it was opened in, if any
   std::unique_ptr<Decider> decider;  // null where every decision is taken at birth

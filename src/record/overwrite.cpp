@@ -5,6 +5,7 @@
 // rows of a table.
 #include "record/recorder.h"
 
+#include "check/fault.h"
 #include "record/each_tensor.h"
 #include "replay/replay.h"
 
@@ -26,6 +27,9 @@ void Recorder::hold_readers_of_written(const OpInfo& info, const torch::jit::Sta
 }
 
 void Recorder::hold_readers_of(const at::Tensor& tensor) {
+  if (injected(Fault::StaleVersion)) {
+    return;  // the fault is in the copy
+  }
   std::vector<c10::intrusive_ptr<Value>> gone;  // needed, and no longer there
   {
     TapeLock lock(*tape_);

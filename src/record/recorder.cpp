@@ -371,7 +371,7 @@ void Recorder::sever(Value& value) {
 // ---- what autograd saves --------------------------------------------------------------------
 
 bool Recorder::may_drop(const at::Tensor& tensor) {
-  if (any_output()) {
+  if (any_output() || region().packs_all) {
     return true;  // it may be discarded, and the token brings it back
   }
   if (!is_plain(tensor) || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {

@@ -1,6 +1,8 @@
 // Every way to run backward, and state that is clean after every way it can fail.
 #include "support.h"
 
+#include <retape/replayable.h>
+
 #include <torch/library.h>
 
 #include <chrono>
@@ -290,6 +292,7 @@ TORCH_LIBRARY_IMPL(retape_backward_test, CPU, m) {
 }
 
 TEST(Backward, AnInputThatGoesWhileItsOpIsWaitingIsReplayed) {
+  replayable("retape_backward_test::doubled_while_it_goes");
   const auto op = c10::Dispatcher::singleton()
                       .findSchemaOrThrow("retape_backward_test::doubled_while_it_goes", "")
                       .typed<Tensor(const Tensor&)>();

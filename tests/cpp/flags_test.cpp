@@ -1,6 +1,8 @@
 // Replay runs an op under the settings that forward ran it under, and leaves the caller's alone.
 #include "support.h"
 
+#include <retape/replayable.h>
+
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
@@ -53,6 +55,7 @@ TORCH_LIBRARY_IMPL(retape_flags_test, CPU, m) {
 }
 
 Tensor settings_as_an_op(const Tensor& like) {
+  replayable("retape_flags_test::tell_settings");
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("retape_flags_test::tell_settings", "")
                              .typed<Tensor(const Tensor&)>();

@@ -2,6 +2,8 @@
 // outside: a policy's function is asked about each value that an op makes and that could be replayed.
 #include "support.h"
 
+#include <retape/replayable.h>
+
 #include <ATen/FunctionalTensorWrapper.h>
 #include <torch/library.h>
 
@@ -86,6 +88,15 @@ TORCH_LIBRARY_IMPL(retape_op_info_test, Autograd, m) {
   m.impl("own_gradient", [](const Tensor& x) { return Odd::apply(x); });
 }
 
+// Of their authors.
+const bool opted_in = [] {
+  for (const char* name : {"tagged", "shapes", "depends", "aliases", "looks_at_grad", "counted", "twins", "each",
+                           "sum_of_all"}) {
+    replayable(std::string("retape_op_info_test::") + name);
+  }
+  return true;
+}();
+
 template <typename Signature, typename... Args>
 auto call(const char* name, const Args&... args) {
   return c10::Dispatcher::singleton()
@@ -153,8 +164,9 @@ TEST(OpInfo, AnInPlaceOpMakesAVersionOfWhatAnOpMade) {
   EXPECT_EQ(asked([&] { x.clone().select(0, 1).fill_(3); }), (Values{"aten::clone cheap", "aten::fill_ cheap"}));
 }
 
-TEST(OpInfo, AnOpOfAnotherNamespaceIsReplayedIfItsTagSaysThatItMayBe) {
+TEST(OpInfo, AnOpOfAnotherLibraryIsReplayedIfItsUserSaysThatItMayBe) {
   const auto x = leaf({4, 4}).detach();
+  ASSERT_TRUE(opted_in);
   EXPECT_EQ(asked([&] { call_unary("tagged", x); }), Values{"retape_op_info_test::tagged"});
   for (const char* name : {"untagged", "draws", "shapes", "depends", "aliases"}) {
     EXPECT_EQ(asked([&] { call_unary(name, x); }), Values{}) << name;
@@ -301,11 +313,12 @@ TEST(OpInfo, AnOpThatIsRegisteredAnewIsLookedAtAnew) {
   const auto x = leaf({4, 4}).detach();
   const auto asked_about = [&] { return asked([&] { call_unary("renewed", x); }); };
   std::optional<Registered> op, another;
-  op.emplace("renewed", std::vector<at::Tag>{at::Tag::pt2_compliant_tag});
+  replayable("retape_op_info_test::renewed");
+  op.emplace("renewed", std::vector<at::Tag>{});
   EXPECT_EQ(asked_about(), Values{"retape_op_info_test::renewed"});
   op.reset();
   another.emplace("another", std::vector<at::Tag>{});  // where the first was
-  op.emplace("renewed", std::vector<at::Tag>{});
+  op.emplace("renewed", std::vector<at::Tag>{at::Tag::dynamic_output_shape});
   EXPECT_EQ(asked_about(), Values{});
   EXPECT_EQ(asked([&] { call_unary("another", x); }), Values{});
 }
@@ -314,10 +327,11 @@ TEST(OpInfo, AnOpThatIsRegisteredAnewInTheSamePlaceIsLookedAtAnew) {
   const auto x = leaf({4, 4}).detach();
   const auto asked_about = [&] { return asked([&] { call_unary("replaced", x); }); };
   std::optional<Registered> op;
-  op.emplace("replaced", std::vector<at::Tag>{at::Tag::pt2_compliant_tag});
+  replayable("retape_op_info_test::replaced");
+  op.emplace("replaced", std::vector<at::Tag>{});
   EXPECT_EQ(asked_about(), Values{"retape_op_info_test::replaced"});
   op.reset();
-  op.emplace("replaced", std::vector<at::Tag>{});
+  op.emplace("replaced", std::vector<at::Tag>{at::Tag::dynamic_output_shape});
   EXPECT_EQ(asked_about(), Values{});
 }
 

@@ -41,7 +41,7 @@ TEST(Versions, WhatWasGivenAndIsResizedInTheScopeIsReplayedFromAsItWas) {
         x[1].resize_({100, 1});
         return y.sum();
       },
-      {leaf({4, 1}), column(0.5)});
+      {leaf({4, 8}), column(0.5)});  // what is made of it is larger, so it is copied
 }
 
 TEST(Versions, WhatWasGivenKeepsTheVersionThatItCameWith) {

@@ -254,24 +254,6 @@ def test_a_given_tensor_is_written_without_an_op_between_two_reads(way: Way, wri
     assert_as_eager(program, way)
 
 
-@WAYS
-@WRITES
-def test_a_tensor_of_the_scope_is_written_without_an_op_after_it(way: Way, write) -> None:
-    def program(way: Way):
-        x = leaf(2, 2)
-
-        def region(x: Tensor) -> tuple[Tensor, Tensor]:
-            h = x.detach() * 3
-            return (x + h).sin(), h
-
-        y, h = way(region, x)
-        write(h)
-        y.sum().backward()
-        return x.grad, h
-
-    assert_as_eager_or_mismatch(program, way)
-
-
 # ---- versions that are put back
 
 

@@ -145,26 +145,6 @@ report(y, x, None)
 
 
 @WAYS
-def test_a_kernel_of_aten_that_was_overridden_in_forward_only(way: str) -> None:
-    """Replay with another kernel than forward's has other bits."""
-    out = output_of(f"""
-def region(x):
-    return (x.sin() + 1).exp() * 3
-
-lib = override(2)
-x, y = forward(plain, region)
-lib._destroy()
-y.sum().backward()
-expected = x.grad
-lib = override(2)
-x, y = forward({way}, region)
-lib._destroy()
-report(y, x, expected)
-""")
-    assert out == "EQUAL\n" or (out.startswith("ERROR") and "aten::sin" in out)
-
-
-@WAYS
 def test_the_graph_may_die_after_the_library(way: str) -> None:
     out = output_of(f"""
 lib = library(2)

@@ -242,7 +242,8 @@ def test_a_whole_cache_that_is_read_between_writes_of_slices(scope) -> None:
             h = (h + cache[: i + 1].mean(0)).tanh()
         return h.sum()
 
-    assert_as_small_as_eager(forward, scope, 16 * ROW)
+    # Without anchors the scope is one region, and comes back as a whole.
+    assert_as_small_as_eager(forward, scope, ROWS * ROW)
 
 
 @SCOPES
@@ -359,7 +360,8 @@ def test_200_steps_inside_one_open_scope_peak_no_higher_than_eager_plus_one_step
                 del h
             return meter.peak
 
-    assert peak_under(scope) <= peak_under(nullcontext) + 8 * size
+    # Records of dead values are looked through when there are 64 of them: 8 steps.
+    assert peak_under(scope) <= peak_under(nullcontext) + 2 * 8 * size
 
 
 @SCOPES

@@ -169,6 +169,7 @@ def test_raise_in_recompute_then_retry(backend: str) -> None:
     with torch.library._scoped_library(f"retape_odc_{backend}", "FRAGMENT") as library:
         library.define("fragile(Tensor x) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
         library.impl("fragile", fragile, "CPU")
+        retape.replayable(f"retape_odc_{backend}::fragile")
         op = getattr(torch.ops, f"retape_odc_{backend}").fragile
 
         def scenario(new: New, *, fails: bool) -> Result:

@@ -542,7 +542,7 @@ def test_inside_a_recompute_scope(policy: object, backend: str) -> None:
     plain = Block()
     loss(plain.forward(Plain).sin()).backward()
     assert same(plain.grads(), block.grads())
-    assert Counted.freed == (H if backend == "cpp" else 0)  # the scope's hooks hold it
+    assert Counted.freed == H
 
 
 def test_inside_torchs_reentrant_checkpoint(backend: str) -> None:

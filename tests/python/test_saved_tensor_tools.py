@@ -236,14 +236,16 @@ def test_a_nested_tensor_is_given(rerun: Way, layout: torch.layout) -> None:
     assert_as_eager(program, rerun)
 
 
-@LAYOUTS
 @RERUNS
-def test_a_nested_tensor_is_made_inside(rerun: Way, layout: torch.layout) -> None:
+def test_a_nested_tensor_is_made_inside(rerun: Way) -> None:
+    """A jagged one gets a new ragged size in the second run, and torch does not take it for the first:
+    docs/limits.md."""
+
     def program(way: Way):
         a, b, w = leaf(2, 4), leaf(3, 4, seed=1), leaf(4, 4, seed=2)
 
         def region(a: Tensor, b: Tensor) -> Tensor:
-            n = nested_of([a * 2, b.sin()], layout)
+            n = nested_of([a * 2, b.sin()], torch.strided)
             return torch.cat(F.gelu(F.linear(n, w)).unbind()).cos()
 
         way(region, a, b).sum().backward()

@@ -114,17 +114,17 @@ def test_errors_are_runtime_errors() -> None:
     assert issubclass(retape.ReplayMismatch, retape.Error)
 
 
-def test_scope_closed_out_of_order_says_so_and_stays_open(x: torch.Tensor) -> None:
+def test_scope_closed_out_of_order_says_so_and_closes_both(x: torch.Tensor) -> None:
     outer, inner = retape.recompute(DROP), retape.recompute(DROP)
     outer.__enter__()
     inner.__enter__()
+    loss = chain(x)
     with pytest.raises(retape.UsageError, match="still open"):
         outer.close()
-    loss = chain(x)
-    inner.close()
-    outer.close()
-    with pytest.raises(retape.UsageError, match="closed already"):
-        outer.close()
+    assert not retape.is_recording()
+    for scope in (inner, outer):
+        with pytest.raises(retape.UsageError, match="closed already"):
+            scope.close()
     loss.backward()
     assert_same_bits(x.grad, gradient(x.detach().requires_grad_()), "x.grad")
 
@@ -358,6 +358,7 @@ def test_settings_of_forward_hold_in_replay(x: torch.Tensor) -> None:
     library = torch.library.Library("retape_tests", "DEF")
     library.define("probe(Tensor x) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
     library.impl("probe", probe, "CPU")
+    retape.replayable("retape_tests::probe")
     with torch.backends.mkldnn.flags(enabled=False), retape.recompute(DROP) as rec:
         torch.use_deterministic_algorithms(True)
         try:
