@@ -22,41 +22,59 @@ bool flushes_denormals() {
 #endif
 }
 
-// Settings as they are, "inherit" among them. at::Context's own getter resolves those, so that what it
-// returns cannot be put back; and its getter of the older setting raises where both were used.
-template <auto Member>
-struct Settings {
-  friend auto& settings_of(at::Context& context) { return context.*Member; }
+// Settings as they are, "inherit" among them. at::Context's own getters resolve those, so that what they
+// return cannot be put back, or raise where older and newer settings were mixed.
+template <auto Settings, auto Matmul, auto Cudnn, auto Onednn>
+struct Access {
+  friend auto& settings_of(at::Context& context) { return context.*Settings; }
+  friend auto& matmul_of(at::Context& context) { return context.*Matmul; }
+  friend auto& tf32_cudnn_of(at::Context& context) { return context.*Cudnn; }
+  friend auto& tf32_onednn_of(at::Context& context) { return context.*Onednn; }
 };
 auto& settings_of(at::Context& context);
-template struct Settings<&at::Context::fp32_precision>;
+auto& matmul_of(at::Context& context);
+auto& tf32_cudnn_of(at::Context& context);
+auto& tf32_onednn_of(at::Context& context);
+template struct Access<
+    &at::Context::fp32_precision,
+    &at::Context::float32_matmul_precision,
+    &at::Context::allow_tf32_cudnn,
+    &at::Context::allow_tf32_onednn>;
 
-constexpr std::pair<at::Float32Backend, at::Float32Op> kSettings[kPrecisions] = {
-    {at::Float32Backend::GENERIC, at::Float32Op::ALL},
-    {at::Float32Backend::MKLDNN, at::Float32Op::ALL},
-    {at::Float32Backend::MKLDNN, at::Float32Op::CONV},
-    {at::Float32Backend::MKLDNN, at::Float32Op::RNN},
-    {at::Float32Backend::MKLDNN, at::Float32Op::MATMUL},
-    {at::Float32Backend::CUDA, at::Float32Op::ALL},
-    {at::Float32Backend::CUDA, at::Float32Op::CONV},
-    {at::Float32Backend::CUDA, at::Float32Op::RNN},
-    {at::Float32Backend::CUDA, at::Float32Op::MATMUL},
-};
+using at::Float32Backend;
+using at::Float32Op;
+constexpr std::array<std::pair<Float32Backend, Float32Op>, 9> kSettings = {{
+    {Float32Backend::GENERIC, Float32Op::ALL},
+    {Float32Backend::MKLDNN, Float32Op::ALL},
+    {Float32Backend::MKLDNN, Float32Op::CONV},
+    {Float32Backend::MKLDNN, Float32Op::RNN},
+    {Float32Backend::MKLDNN, Float32Op::MATMUL},
+    {Float32Backend::CUDA, Float32Op::ALL},
+    {Float32Backend::CUDA, Float32Op::CONV},
+    {Float32Backend::CUDA, Float32Op::RNN},
+    {Float32Backend::CUDA, Float32Op::MATMUL},
+}};
 
-std::array<at::Float32Precision, kPrecisions> precisions() {
-  std::array<at::Float32Precision, kPrecisions> all{};
-  const auto& settings = settings_of(at::globalContext());
-  for (size_t i = 0; i < kPrecisions; ++i) {
-    all[i] = settings.at(kSettings[i]);
+Precision precision_now() {
+  auto& context = at::globalContext();
+  Precision now;
+  for (size_t i = 0; i < kSettings.size(); ++i) {
+    now.settings[i] = settings_of(context).at(kSettings[i]);
   }
-  return all;
+  now.matmul = matmul_of(context);
+  now.tf32_cudnn = tf32_cudnn_of(context);
+  now.tf32_onednn = tf32_onednn_of(context);
+  return now;
 }
 
-void set_precisions(const std::array<at::Float32Precision, kPrecisions>& all) {
-  auto& settings = settings_of(at::globalContext());
-  for (size_t i = 0; i < kPrecisions; ++i) {
-    settings.at(kSettings[i]) = all[i];
+void set_precision(const Precision& wanted) {
+  auto& context = at::globalContext();
+  for (size_t i = 0; i < kSettings.size(); ++i) {
+    settings_of(context).at(kSettings[i]) = wanted.settings[i];
   }
+  matmul_of(context) = wanted.matmul;
+  tf32_cudnn_of(context) = wanted.tf32_cudnn;
+  tf32_onednn_of(context) = wanted.tf32_onednn;
 }
 
 void apply(const Flags& from, const Flags& to) {
@@ -91,7 +109,7 @@ void apply(const Flags& from, const Flags& to) {
     at::Context::setFlushDenormal(to.flush_denormal);
   }
   if (from.precision != to.precision) {
-    set_precisions(to.precision);
+    set_precision(to.precision);
   }
   if (from.default_dtype != to.default_dtype) {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype));
@@ -117,7 +135,7 @@ Flags Flags::now(const Flags* known) {
   flags.benchmark_cudnn = context.benchmarkCuDNN();
   flags.deterministic_cudnn = context.deterministicCuDNN();
   flags.flush_denormal = flushes_denormals();
-  flags.precision = known != nullptr ? known->precision : precisions();
+  flags.precision = known != nullptr ? known->precision : precision_now();
   flags.default_dtype = c10::get_default_dtype_as_scalartype();
   flags.threads = at::get_num_threads();
   return flags;

@@ -10,7 +10,15 @@
 
 namespace retape::detail {
 
-constexpr size_t kPrecisions = 9;
+// Of float32 products. Older settings and newer ones stand beside each other, and torch compares them.
+struct Precision {
+  std::array<at::Float32Precision, 9> settings{};  // by backend and op
+  at::Float32MatmulPrecision matmul = at::Float32MatmulPrecision::HIGHEST;
+  bool tf32_cudnn = false;
+  bool tf32_onednn = false;
+
+  bool operator==(const Precision&) const = default;
+};
 
 struct Flags {
   bool grad_mode = false;
@@ -24,7 +32,7 @@ struct Flags {
   bool benchmark_cudnn = false;
   bool deterministic_cudnn = false;
   bool flush_denormal = false;
-  std::array<at::Float32Precision, kPrecisions> precision{};  // of float32 products, by backend and op
+  Precision precision;
   c10::ScalarType default_dtype = c10::kFloat;  // of factories and of promoted Python numbers
   int threads = 0;
 

@@ -134,6 +134,9 @@ OpInfo describe(const c10::OperatorHandle& op) {
   for (const auto i : info.writes) {
     // An op with out= arguments may write others too, and those it updates.
     const bool is_out = op.hasTag(at::Tag::out) && op.schema().arguments()[i].is_out();
+    if (is_out && info.result_arg < 0) {
+      info.result_arg = i;
+    }
     if (overwrites || (is_out && !listed(lists::kOutUpdated, name))) {
       info.overwrites.push_back(i);
     }
@@ -245,24 +248,24 @@ void forget_op_infos() {
   registry().forget_all();
 }
 
+static bool is_evaluation(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  return op.training_arg >= 0 && args[op.training_arg].isBool() && !args[op.training_arg].toBool();
+}
+
 Effect effect_on(const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t argument) {
+  const bool evaluates = is_evaluation(op, args);
   if (listed(op.scratch, argument)) {
-    const bool evaluates = op.training_arg >= 0 && args[op.training_arg].isBool() &&
-        !args[op.training_arg].toBool();
     return evaluates ? Effect::Reads : Effect::UpdatesInForward;
   }
   if (!listed(op.writes, argument)) {
     return Effect::Reads;
   }
-  const bool overwrites =
-      listed(op.overwrites, argument) && left_unwritten(op, args) != static_cast<int>(argument);
-  return overwrites ? Effect::Overwrites : Effect::Updates;
+  const bool surely_written = !evaluates || static_cast<int>(argument) == op.result_arg;
+  return surely_written && listed(op.overwrites, argument) ? Effect::Overwrites : Effect::Updates;
 }
 
 int left_unwritten(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  const bool evaluates = op.training_arg >= 0 && args[op.training_arg].isBool() &&
-      !args[op.training_arg].toBool();
-  return evaluates && op.writes.size() == 1 ? op.writes[0] : -1;
+  return is_evaluation(op, args) && op.writes.size() == 1 ? op.writes[0] : -1;
 }
 
 }  // namespace retape::detail

@@ -38,6 +38,7 @@ struct OpInfo {
   int generator_arg = -1;
   bool uninitialized = false;  // returns memory that nobody has written
   c10::SmallVector<uint16_t, 1> overwrites;  // of the arguments it writes, those it leaves nothing of
+  int result_arg = -1;  // out=, the first: written in any case, the others perhaps only in training
   bool routes = false;         // integer results choose where data goes: ties could fall otherwise
   c10::SmallVector<uint16_t, 2> writes;   // arguments it writes, by its schema
   c10::SmallVector<uint16_t, 2> scratch;  // arguments it updates while `training` is set

@@ -52,6 +52,7 @@ constexpr std::array kPartlyUnwritten{
 // Add to their out= argument, or leave it as it was.
 constexpr std::array kOutUpdated{
     Names("aten::_compute_linear_combination"),
+    Names("aten::_convert_indices_from_csr_to_coo"),
     Names("aten::_batch_norm_with_update"),
 };
 

@@ -11,6 +11,9 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace retape::detail {
 
 void Recorder::hold_readers_of_written(const OpInfo& info, const torch::jit::Stack& stack) {
@@ -43,6 +46,9 @@ void Recorder::hold_readers_of(const at::Tensor& tensor) {
     }
   }
   for (auto& value : gone) {
+    if (!value->recipe) {
+      continue;
+    }
     const auto brought = bring_back(*tape_, *value, torch::autograd::get_current_graph_task_id());
     TapeLock lock(*tape_);
     hold(*value, brought.storage);
@@ -105,46 +111,74 @@ void Recorder::sever_idle_results(Value& root) {
   }
 }
 
-// Holds the results that are still alive, and returns those that must be replayed for it. Results that
-// nothing needs are forgotten. Does nothing else where a copy of the root is smaller. Under the lock.
-std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(Value& root) {
-  std::vector<c10::intrusive_ptr<Op>> ops;
-  for (const auto& reader : root.readers) {
-    ops.push_back(c10::intrusive_ptr<Op>::reclaim_copy(reader.op));
-  }
-  std::vector<c10::intrusive_ptr<Value>> results;
+namespace {
+
+// Values that stand between a root and all that is needed of what was made from it.
+struct Cut {
   size_t bytes = 0;
-  for (const auto& op : ops) {
-    for (const auto& result : op->results) {
-      if (result.value == nullptr) {
-        continue;
+  std::vector<c10::intrusive_ptr<Value>> values;
+
+  void add(Cut other) {
+    bytes += other.bytes;
+    std::move(other.values.begin(), other.values.end(), std::back_inserter(values));
+  }
+};
+
+Cut cut_behind(c10::ArrayRef<Reader> readers, size_t& looks);
+
+// The value itself, or, where that is less, values further on. Those that autograd has saved are needed
+// themselves. `looks`: how many more values may be looked at.
+Cut cut_at(Value& value, size_t& looks) {
+  Cut own;
+  own.bytes = value.needed() && value.hold != Hold::Kept ? value.nbytes : 0;
+  own.values.push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
+  if (value.tokens > 0 || value.readers.empty() || value.discardable || own.bytes == 0 || looks == 0) {
+    return own;
+  }
+  auto further = cut_behind(value.readers, looks);
+  return further.bytes < own.bytes ? further : own;
+}
+
+Cut cut_behind(c10::ArrayRef<Reader> readers, size_t& looks) {
+  Cut cut;
+  for (const auto& reader : readers) {
+    for (const auto& result : reader.op->results) {
+      if (result.value != nullptr) {
+        looks -= looks > 0 ? 1 : 0;
+        cut.add(cut_at(*result.value, looks));
       }
-      auto value = c10::intrusive_ptr<Value>::reclaim_copy(result.value);
-      if (value->discardable) {
-        return {};  // whoever may discard it counts on its recipe
-      }
-      if (value->needed()) {
-        bytes += value->nbytes;
-      } else if (value->home.expired()) {
-        table_.erase(value->home._unsafe_get_target());
-        continue;
-      }
-      results.push_back(std::move(value));
     }
   }
+  return cut;
+}
+
+}  // namespace
+
+// Holds results that are still alive, and returns those that must be replayed for it. Does nothing where a
+// copy of the root is smaller. Under the lock.
+std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(Value& root) {
+  size_t looks = 256;
+  auto cut = cut_behind(root.readers, looks);
+  const bool discardable = std::any_of(
+      cut.values.begin(), cut.values.end(), [](const auto& value) { return value->discardable; });
   std::vector<c10::intrusive_ptr<Value>> gone;
-  if (bytes > root.nbytes) {
+  if (cut.bytes > root.nbytes || discardable) {  // who may discard a value counts on its recipe
     return gone;
   }
-  for (auto& value : results) {
-    if (value->hold == Hold::None && value->needed() && !value->in_use_elsewhere()) {
+  for (auto& value : cut.values) {
+    if (!value->recipe) {
+      continue;  // reached in two ways
+    }
+    if (!value->needed() && value->home.expired()) {
+      table_.erase(value->home._unsafe_get_target());
+    } else if (value->hold == Hold::None && value->needed() && !value->in_use_elsewhere()) {
       gone.push_back(std::move(value));
-      continue;
+    } else {
+      if (value->hold == Hold::None && value->needed()) {
+        keep(*value);
+      }
+      sever(*value);
     }
-    if (value->hold == Hold::None && value->needed()) {
-      keep(*value);
-    }
-    sever(*value);
   }
   return gone;
 }

@@ -371,7 +371,8 @@ void Recorder::sever(Value& value) {
 // ---- what autograd saves --------------------------------------------------------------------
 
 bool Recorder::may_drop(const at::Tensor& tensor) {
-  if (any_output() || region().packs_all) {
+  const auto packs_all = [](const auto& scope) { return scope->packs_all; };
+  if (any_output() || std::any_of(scopes_.begin(), scopes_.end(), packs_all)) {
     return true;  // it may be discarded, and the token brings it back
   }
   if (!is_plain(tensor) || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
