@@ -14,6 +14,7 @@
 #include <retape/output_discard.h>
 #include <retape/policy.h>
 #include <retape/recompute.h>
+#include <retape/replayable.h>
 #include <retape/replayed.h>
 #include <retape/rows.h>
 #include <retape/verify.h>
