@@ -87,14 +87,12 @@ void Window::saved(Value& value) {
 }
 
 void Window::before_op() {
-  // While autograd saves nothing, the window holds for a later save: no more than is in use.
-  const size_t most = saved_ == 0 ? 2 : kNarrow;
-  if (saved_ == 0 && held_.size() < kQuietOps && held_bytes_ < most * in_use_) {
+  const size_t most_ops = held_bytes_ == 0 ? kQuietOps : kMostOps;
+  if (saved_ == 0 && held_.size() < most_ops) {
     return;
   }
-  in_use_ = frontier_.bytes();
-  const bool full = held_.size() >= (saved_ == 0 ? kQuietOps : kMostOps);
-  if (full || (in_use_ > 0 && held_bytes_ >= most * in_use_)) {
+  const size_t in_use = frontier_.bytes();
+  if (held_.size() >= most_ops || (in_use > 0 && held_bytes_ >= kNarrow * in_use)) {
     decide();
   }
 }
@@ -180,7 +178,6 @@ void Window::decide() {
   frontier_.forget_roots();
   held_.clear();
   held_bytes_ = 0;
-  in_use_ = 0;
   saved_ = 0;
 }
 

@@ -26,7 +26,7 @@ class Window final : public Decider {
 
  private:
   static constexpr size_t kMostOps = 512;  // a forward without narrow places is cut anyway
-  static constexpr size_t kQuietOps = 64;  // the same, where autograd saves nothing
+  static constexpr size_t kQuietOps = 64;  // the same, in a stretch without gradient
 
   void decide();
   void cut_long_chains();
@@ -37,7 +37,6 @@ class Window final : public Decider {
   Frontier frontier_;
   std::vector<c10::intrusive_ptr<Value>> held_;  // undecided, in the order they were made
   size_t held_bytes_ = 0;  // that the window alone may be holding
-  size_t in_use_ = 0;  // when it last looked
   size_t saved_ = 0;
 };
 

@@ -388,6 +388,12 @@ bool Recorder::may_drop(const at::Tensor& tensor) {
   if (flight_ != nullptr && flight_->may_make(storage.unsafeGetStorageImpl())) {
     return true;  // nobody knows before the op has ended
   }
+  // Lean nodes write over what they have used, if nothing else holds the tensor: a token gives them one
+  // of their own.
+  const auto& policy = region().policy.impl();
+  if (flight_ != nullptr && policy.kind == Policy::Impl::Kind::None && policy.lean && !is_object) {
+    return true;
+  }
   const auto value = find(storage, tensor.unsafeGetTensorImpl()->version_counter());
   if (value && value->recipe && !is_object) {
     return true;

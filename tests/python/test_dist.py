@@ -373,7 +373,7 @@ def test_gradcheck_makes_dtensors_whole_in_the_same_order_on_all_ranks(told):
 
 def test_ranks_without_the_report_say_who_has_it(told):
     first, *others = told("gradcheck_of_dtensors")
-    assert "different: 2 of 2 comparisons" in first["wrong"]["text"]
+    assert "different: 3 of 3 comparisons" in first["wrong"]["text"]
     for line in others:
         assert line["wrong"]["text"] == "[GradCheck] different: rank 0 has the report, with the reasons."
 
