@@ -84,6 +84,13 @@ void Window::made(Value& value) {
 
 void Window::saved(Value& value) {
   ++saved_;
+  // A result without gradient (a mask, the mean of a norm): from now on the window holds it, too.
+  const bool undecided = !held_.empty() && value.recipe && held_.front()->recipe &&
+      value.recipe->order >= held_.front()->recipe->order;
+  if (undecided && value.hold == Hold::None && value.in_use_elsewhere()) {
+    shelf_.keep(value);
+    held_bytes_ += value.nbytes;
+  }
 }
 
 void Window::before_op() {
