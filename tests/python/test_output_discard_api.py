@@ -542,7 +542,8 @@ def test_inside_a_recompute_scope(policy: object, backend: str) -> None:
     plain = Block()
     loss(plain.forward(Plain).sin()).backward()
     assert same(plain.grads(), block.grads())
-    assert Counted.freed == H
+    held_by_the_scope = backend == "python" and policy in ("none", "cheap")
+    assert Counted.freed == (0 if held_by_the_scope else H)
 
 
 def test_inside_torchs_reentrant_checkpoint(backend: str) -> None:

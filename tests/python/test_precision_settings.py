@@ -41,11 +41,13 @@ def set_precision(name: str, value: str) -> None:
 @pytest.fixture(autouse=True)
 def _settings_are_put_back() -> Iterator[None]:
     before = {name: precision(name) for name in BACKENDS}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            set_precision(name, value)
+    # torch's own test utilities, once imported by another test, freeze these settings.
+    with torch.backends.__allow_nonbracketed_mutation():
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                set_precision(name, value)
 
 
 def region(x: Tensor) -> Tensor:
