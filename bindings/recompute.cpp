@@ -38,6 +38,7 @@ class Scope {
   }
 
   Stats stats() const { return scope_ ? scope_->stats() : Stats(); }
+  std::vector<KeptOp> kept_ops() const { return scope_ ? scope_->kept_ops() : std::vector<KeptOp>(); }
   const std::string& name() const { return name_; }
   const Policy& policy() const { return policy_; }
 
@@ -117,6 +118,7 @@ void bind_recompute(py::module_& module) {
       .def_readonly("bytes_dropped", &Stats::bytes_dropped)
       .def_readonly("anchors", &Stats::anchors)
       .def_readonly("bytes_anchored", &Stats::bytes_anchored)
+      .def_readonly("window_bytes", &Stats::window_bytes)
       .def_readonly("ops_replayed", &Stats::ops_replayed)
       .def_readonly("replay_ns", &Stats::replay_ns)
       .def("__repr__", [](const Stats& s) {
@@ -129,8 +131,18 @@ void bind_recompute(py::module_& module) {
             ", bytes_dropped=" + std::to_string(s.bytes_dropped) +
             ", anchors=" + std::to_string(s.anchors) +
             ", bytes_anchored=" + std::to_string(s.bytes_anchored) +
+            ", window_bytes=" + std::to_string(s.window_bytes) +
             ", ops_replayed=" + std::to_string(s.ops_replayed) +
             ", replay_ns=" + std::to_string(s.replay_ns) + ")";
+      });
+
+  py::class_<KeptOp>(module, "KeptOp")
+      .def_readonly("op", &KeptOp::op)
+      .def_readonly("values", &KeptOp::values)
+      .def_readonly("bytes", &KeptOp::bytes)
+      .def("__repr__", [](const KeptOp& kept) {
+        return "KeptOp(op='" + kept.op + "', values=" + std::to_string(kept.values) +
+            ", bytes=" + std::to_string(kept.bytes) + ")";
       });
 
   py::class_<Scope>(module, "Scope")
@@ -153,6 +165,7 @@ void bind_recompute(py::module_& module) {
           })
       .def("close", &Scope::close)
       .def_property_readonly("stats", &Scope::stats)
+      .def_property_readonly("kept_ops", &Scope::kept_ops)
       .def_property_readonly("name", &Scope::name)
       .def_property_readonly("policy", &Scope::policy);
 

@@ -230,6 +230,7 @@ void bind_verdict(py::module_& module) {
       .def_readonly("values_checked", &Verdict::values_checked)
       .def_readonly("ops_replayed", &Verdict::ops_replayed)
       .def_readonly("reruns", &Verdict::reruns)
+      .def_readonly("kept_ops", &Verdict::kept_ops)
       .def_readonly("orders", &Verdict::orders)
       .def_readonly("skipped", &Verdict::skipped)
       .def("add_vacuous", &Verdict::add_vacuous)

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <retape/api.h>
+#include <retape/recompute.h>
 
 #include <cstdint>
 #include <functional>
@@ -45,6 +46,7 @@ struct SeenRegion {
   uint64_t ops_recorded = 0;
   uint64_t ops_replayed = 0;  // by replay
   uint64_t reruns = 0;        // times the function was called again
+  std::vector<KeptOp> kept_ops;  // that it would drop if they were replayable
 };
 
 namespace detail {

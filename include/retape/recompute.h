@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace retape {
 
@@ -37,8 +38,17 @@ struct Stats {
   uint64_t bytes_dropped = 0;
   uint64_t anchors = 0;         // values kept only to cut replay chains
   uint64_t bytes_anchored = 0;
+  uint64_t window_bytes = 0;    // the most that "cheap" held at once before deciding what to keep of it
   uint64_t ops_replayed = 0;
   uint64_t replay_ns = 0;       // time that backward spent in replay; of timed scopes only
+};
+
+// A custom op whose results autograd has saved. They are kept: nobody has called it replayable
+// (replayable.h).
+struct KeptOp {
+  std::string op;       // "mylib::scan"
+  uint64_t values = 0;  // results that could be dropped otherwise
+  uint64_t bytes = 0;
 };
 
 namespace detail {
@@ -60,6 +70,9 @@ class RETAPE_API Recompute {
 
   // Valid during and after the scope; ops_replayed and replay_ns go on counting in backward.
   Stats stats() const;
+
+  // What calling custom ops replayable would let this scope drop, by name.
+  std::vector<KeptOp> kept_ops() const;
 
  private:
   std::shared_ptr<detail::Region> region_;

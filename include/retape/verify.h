@@ -100,6 +100,7 @@ struct RETAPE_API Verdict {
   uint64_t ops_replayed = 0;
   uint64_t reruns = 0;
   std::vector<std::string> orders;   // that were run
+  std::vector<KeptOp> kept_ops;      // custom ops that are kept; replayable() would let a run drop so much
   std::vector<std::string> skipped;  // other orders than "backward" in which both runs raise: the plain one's text
 
   // One more reason why it proves nothing: what was equal is vacuous then.

@@ -96,6 +96,7 @@ class Layer:
         self._policy = how.region_policy()
         self._scopes: deque[_C.Scope] = deque()  # their graphs may still replay
         self._earlier = (0,) * len(COUNTS)  # counts of scopes before those
+        self._earlier_kept: Counter[str] = Counter()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layer, (self.name, self.how)  # a copy counts from 0
@@ -124,7 +125,9 @@ class Layer:
         scope = _C.Scope(self._policy, self.name)
         self._scopes.append(scope)
         if len(self._scopes) > _GRAPHS:
-            self._earlier = _sum((self._earlier, _counts(self._scopes.popleft().stats)))
+            scope_before = self._scopes.popleft()
+            self._earlier = _sum((self._earlier, _counts(scope_before.stats)))
+            self._earlier_kept += _kept(scope_before)
         return scope
 
     def _rerun(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -148,6 +151,11 @@ class Layer:
         return types.SimpleNamespace(**counts)
 
     @property
+    def kept_ops(self) -> Counter[str]:
+        """Custom ops whose results were kept: the bytes that `retape.replayable` would let go of."""
+        return sum(map(_kept, tuple(self._scopes)), self._earlier_kept)
+
+    @property
     def was_eager(self) -> bool:
         """Whether all its calls were plain because of `retape.eager()`."""
         return not self.calls and set(self.plain) == {"eager"}
@@ -162,6 +170,10 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"<retape layer {self.name}: {self.calls} calls>"
+
+
+def _kept(scope: _C.Scope) -> Counter[str]:
+    return Counter({kept.op: kept.bytes for kept in scope.kept_ops})
 
 
 def _sum(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from retape import _C
 
 _DIFFERENCE = "order step what name differing elements ulps first plain recomputed".split()
 _FINDING = "kind op region source what".split()
-_LISTS = ("differences", "findings")
+_KEPT = "op values bytes".split()
+_LISTS = ("differences", "findings", "kept_ops")
 _COUNTS = "tensors_compared values_checked ops_replayed reruns".split()
 _TEXTS = "orders skipped vacuous".split()
 _FIELDS = {*_LISTS, *_COUNTS, *_TEXTS, "kind", "error", "with_tolerance"}
@@ -23,6 +24,7 @@ class Verdict:
     findings: what replay did not do as forward did; the first one is where it came from.
     vacuous: why nothing was proved: nothing was replayed, a gradient is missing in both runs...
     error: that the recomputed run ended with.
+    kept_ops: custom ops whose results are kept, and the bytes that `retape.replayable` would drop.
     orders: of backward that were compared.
     skipped: orders in which both runs raise, with the plain one's text.
     with_tolerance: it was not bit for bit.
@@ -61,6 +63,7 @@ class Verdict:
             "error": self.error,
             "differences": [{n: getattr(d, n) for n in _DIFFERENCE} for d in self.differences],
             "findings": [{n: getattr(f, n) for n in _FINDING} for f in self.findings],
+            "kept_ops": [{n: getattr(k, n) for n in _KEPT} for k in self.kept_ops],
         }
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import inspect
 import types
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -133,6 +134,15 @@ class Enabled:
         return types.SimpleNamespace(**{n: sum(getattr(s, n) for s in each) for n in COUNTS})
 
     @property
+    def kept_ops(self) -> dict[str, int]:
+        """Custom ops whose results are kept, most bytes first.
+
+        Results of ops outside of torch are not replayed, unless `retape.replayable(op)` says that they
+        may be: so many bytes, summed over calls, would then be dropped.
+        """
+        return dict(sum((layer.kept_ops for layer in self.layers), Counter()).most_common())
+
+    @property
     def rows(self) -> types.SimpleNamespace:
         """Of layers with `rows`: calls `sliced`, calls replayed `whole`, and `reasons` for those."""
         each = [layer.rows.stats for layer in self.layers if layer.rows is not None]
@@ -161,6 +171,8 @@ class Enabled:
         text += f", {self.reruns} calls again in backward" if self.reruns else ""
         if any(layer.rows is not None for layer in self.layers):
             text += f", {self.rows.sliced} calls in slices, {self.rows.whole} whole"
+        for op, size in self.kept_ops.items():
+            text += f'; {op}: {size} bytes kept that retape.replayable("{op}") would drop'
         return text + (f"; {_idle_text(self.layers)}" if self.idle else "")
 
     def __repr__(self) -> str:

@@ -309,10 +309,10 @@ std::vector<SeenRegion> Examiner::regions() const {
   std::vector<SeenRegion> seen;
   for (const auto& region : regions_) {
     const auto stats = region->stats();
-    seen.push_back({region->name, stats.ops_recorded, stats.ops_replayed, 0});
+    seen.push_back({region->name, stats.ops_recorded, stats.ops_replayed, 0, region->kept_ops.all()});
   }
   for (const auto& call : calls_) {
-    seen.push_back({call->name, 0, 0, call->reruns.load()});
+    seen.push_back({call->name, 0, 0, call->reruns.load(), {}});
   }
   return seen;
 }

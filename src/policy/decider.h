@@ -23,6 +23,7 @@ class Decider {
   virtual void before_op() = 0;          // values that nobody needs any more have died by now
   virtual void made(Value& value) = 0;   // a value with a recipe is on the tape
   virtual void saved(Value& value) = 0;  // ... and, for the first time, autograd has saved it
+  virtual void saved_wrapper() {}        // autograd has saved a tensor of which it holds the parts itself
   virtual void settle() = 0;             // decide now; forget values that are not needed
   virtual void close() = 0;              // forward is over: decide what is left
 };

@@ -75,8 +75,7 @@ class Problem {
 // What no gradient flows through is not held: autograd saves it while it is alive, or never.
 void Window::made(Value& value) {
   if (value.differentiable) {
-    shelf_.keep(value);
-    held_bytes_ += value.nbytes;
+    hold(value);
   }
   held_.push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
   frontier_.add(value);
@@ -88,13 +87,18 @@ void Window::saved(Value& value) {
   const bool undecided = !held_.empty() && value.recipe && held_.front()->recipe &&
       value.recipe->order >= held_.front()->recipe->order;
   if (undecided && value.hold == Hold::None && value.in_use_elsewhere()) {
-    shelf_.keep(value);
-    held_bytes_ += value.nbytes;
+    hold(value);
   }
 }
 
+void Window::hold(Value& value) {
+  shelf_.keep(value);
+  held_bytes_ += value.nbytes;
+  region_.counters.window_bytes.raise_to(held_bytes_);
+}
+
 void Window::before_op() {
-  const size_t most_ops = held_bytes_ == 0 ? kQuietOps : kMostOps;
+  const size_t most_ops = wrapped_ ? kWrappedOps : held_bytes_ == 0 ? kQuietOps : kMostOps;
   if (saved_ == 0 && held_.size() < most_ops) {
     return;
   }
@@ -186,6 +190,7 @@ void Window::decide() {
   held_.clear();
   held_bytes_ = 0;
   saved_ = 0;
+  wrapped_ = false;
 }
 
 // What is in use at the end of the window and would be replayed through it from an earlier one is

@@ -21,13 +21,18 @@ class Window final : public Decider {
   void before_op() override;
   void made(Value& value) override;
   void saved(Value& value) override;
+  void saved_wrapper() override { wrapped_ = true; }
   void settle() override;
   void close() override;
 
  private:
   static constexpr size_t kMostOps = 512;  // a forward without narrow places is cut anyway
   static constexpr size_t kQuietOps = 64;  // the same, in a stretch without gradient
+  // Where wrappers are saved (DTensor), autograd holds their parts: they stay in use, so that no place is
+  // narrow.
+  static constexpr size_t kWrappedOps = 16;
 
+  void hold(Value& value);
   void decide();
   void cut_long_chains();
   bool replays(const Op& op) const;  // cheaply, or because the user says so
@@ -38,6 +43,7 @@ class Window final : public Decider {
   std::vector<c10::intrusive_ptr<Value>> held_;  // undecided, in the order they were made
   size_t held_bytes_ = 0;  // that the window alone may be holding
   size_t saved_ = 0;
+  bool wrapped_ = false;  // autograd has saved a wrapper since the last decision
 };
 
 }  // namespace retape::detail

@@ -29,6 +29,23 @@ bool stands_aside() {
 
 }  // namespace
 
+void KeptOps::add(const std::string& op, size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& kept = by_name_[op];
+  kept.op = op;
+  kept.values += 1;
+  kept.bytes += bytes;
+}
+
+std::vector<KeptOp> KeptOps::all() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<KeptOp> ops;
+  for (const auto& [name, kept] : by_name_) {
+    ops.push_back(kept);
+  }
+  return ops;
+}
+
 Region::Region(Policy policy, std::string name) : policy(std::move(policy)), name(std::move(name)) {}
 
 Stats Region::stats() const {
@@ -42,6 +59,7 @@ Stats Region::stats() const {
   stats.bytes_given = counters.bytes_given.get();
   stats.anchors = counters.anchors.get();
   stats.bytes_anchored = counters.bytes_anchored.get();
+  stats.window_bytes = counters.window_bytes.get();
   stats.ops_replayed = counters.ops_replayed.get();
   stats.replay_ns = counters.replay_ns.get();
   return stats;
@@ -100,6 +118,10 @@ void Recompute::close() {
 
 Stats Recompute::stats() const {
   return region_->stats();
+}
+
+std::vector<KeptOp> Recompute::kept_ops() const {
+  return region_->kept_ops.all();
 }
 
 void will_write(const at::Tensor& tensor) {

@@ -6,10 +6,14 @@
 #include <retape/policy.h>
 #include <retape/recompute.h>
 
+#include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace retape::detail {
 
@@ -18,6 +22,7 @@ class Counter {
  public:
   void add(uint64_t n) { count_.store(get() + n, std::memory_order_relaxed); }
   void subtract(uint64_t n) { count_.store(get() - n, std::memory_order_relaxed); }
+  void raise_to(uint64_t n) { count_.store(std::max(get(), n), std::memory_order_relaxed); }
   uint64_t get() const { return count_.load(std::memory_order_relaxed); }
 
  private:
@@ -29,8 +34,20 @@ struct Counters {
   Counter values_saved, values_dropped;
   Counter bytes_saved, bytes_given, bytes_dropped;
   Counter anchors, bytes_anchored;
+  Counter window_bytes;
   Counter ops_replayed;
   Counter replay_ns;
+};
+
+// By op: what a scope keeps for want of a word from the user. Any thread.
+class KeptOps {
+ public:
+  void add(const std::string& op, size_t bytes);
+  std::vector<KeptOp> all() const;  // by name
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, KeptOp> by_name_;
 };
 
 struct Region {
@@ -47,6 +64,7 @@ struct Region {
   int graph_task = -1;       // backward it was opened in, if any
   std::unique_ptr<Decider> decider;  // null where every decision is taken at birth
   Counters counters;
+  KeptOps kept_ops;
 
   Stats stats() const;
 };

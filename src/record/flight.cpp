@@ -83,6 +83,9 @@ void Recorder::run(
   const bool recorded = info.has_recipe && birth != Birth::Keep;
   if (!recorded && !info.uninitialized && !info.changes_arguments() && !region().decider) {
     handle.redispatchBoxed(below, stack);  // its results are roots, found when somebody reads them
+    if (info.is_custom) {
+      note_opaque(info, *stack);
+    }
     if (question) {
       question.ask(region().name, *stack);
     }
@@ -110,6 +113,9 @@ void Recorder::run(
     handle.redispatchBoxed(below, stack);
     for (const auto& tensor : rebound) {
       note_rebound(rebound.front(), tensor);
+    }
+    if (info.is_custom && !info.has_recipe) {
+      note_opaque(info, *stack);
     }
     made = made_by(flight, *stack);
     if (tape_->examiner && flight.op) {

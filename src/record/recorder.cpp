@@ -2,6 +2,7 @@
 
 #include "check/examiner.h"
 #include "record/bytes.h"
+#include "record/each_tensor.h"
 #include "output_discard/output.h"
 #include "record/interceptor.h"
 #include "recompute/token.h"
@@ -23,11 +24,18 @@ thread_local Recorder* current_recorder = nullptr;     // while a scope is open
 thread_local std::unique_ptr<Recorder> own_recorder;  // made once: its tables keep their memory
 
 // Running statistics are written without a trace, not even in their version counter, by batch norms
-// that run after the scope. They are vectors without gradient, and small: the tape takes a copy.
+// that run after the scope. They are vectors without gradient, and small: the tape takes a copy when the
+// scope ends.
 bool may_be_a_statistic(const at::Tensor& tensor) {
   constexpr size_t kMostBytes = 1 << 18;
   return tensor.dim() == 1 && !tensor.requires_grad() && tensor.is_floating_point() &&
       tensor.is_leaf() && tensor.storage().nbytes() <= kMostBytes;
+}
+
+// Where a gradient ends: the node that accumulates it owns the tensor.
+bool is_owned_by_graph(const at::Tensor& tensor) {
+  const auto& owner = tensor.is_view() ? tensor._base() : tensor;
+  return owner.is_leaf() && owner.requires_grad();
 }
 
 std::atomic<IdentityCheck> identity_check{nullptr};
@@ -122,17 +130,25 @@ void Recorder::end() {
   constexpr size_t kMostBuckets = 4096;
   set_intercepting(false);
   current_recorder = nullptr;
+  hold_no_more_than_eager();
   const auto tape = std::move(tape_);
   TapeLock lock(*tape);
   for (const auto& [storage, entry] : table_) {
     if (const auto value = entry.get()) {
       value->versions.rebase();
+      if (value->statistic && !value->copied && value->hold == Hold::Kept && !value->readers.empty()) {
+        value->data = copy_of(value->data);
+        value->copied = true;
+      }
     }
   }
   table_.clear();
   given_.clear();
   given_sweep_at_ = kSweepAt;
   aliases_.clear();
+  opaque_.clear();
+  opaque_sweep_at_ = kSweepAt;
+  saved_values_sweep_at_ = kSweepAt;
   foreign_.clear();
   sweep_at_ = kSweepAt;
   order_ = 0;
@@ -307,16 +323,13 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
     value = describe(storage, counter);
     value->versions.watch(counter);
     value->leaf = tensor.is_leaf();
+    value->owned_by_graph = is_owned_by_graph(tensor);
     value->given = true;
     watch_overlapping(storage, *value);
   }
   value->uninitialized = false;  // read before it was written: what it holds is what counts
-  if (may_be_a_statistic(tensor)) {
-    value->keep(copy_of(storage));
-    value->copied = true;
-  } else {
-    value->keep(storage);
-  }
+  value->statistic = may_be_a_statistic(tensor);
+  value->keep(storage);
   set_current(storage.unsafeGetStorageImpl(), value);
   return value;
 }
@@ -375,7 +388,14 @@ bool Recorder::may_drop(const at::Tensor& tensor) {
   if (any_output() || std::any_of(scopes_.begin(), scopes_.end(), packs_all)) {
     return true;  // it may be discarded, and the token brings it back
   }
-  if (!is_plain(tensor) || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+  if (!is_plain(tensor)) {
+    TapeLock lock(*tape_);
+    if (is_wrapper(tensor) && region().decider) {
+      region().decider->saved_wrapper();
+    }
+    return false;
+  }
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return false;
   }
   const auto& storage = tensor.storage();
@@ -436,6 +456,45 @@ void Recorder::count_given(const c10::Storage& storage, bool leaf) {
     if (leaf) {
       counters.bytes_given.add(storage.nbytes());
     }
+    if (!opaque_.empty()) {
+      count_kept(storage);
+    }
+  }
+}
+
+// Autograd has saved it: if a custom op made it, that op could be called replayable.
+void Recorder::count_kept(const c10::Storage& storage) {
+  const auto it = opaque_.find(storage.unsafeGetStorageImpl());
+  if (it != opaque_.end() && it->second.storage._unsafe_get_target() == storage.unsafeGetStorageImpl()) {
+    region().kept_ops.add(it->second.op->name.name, storage.nbytes());
+    opaque_.erase(it);
+  }
+}
+
+void Recorder::note_opaque(const OpInfo& info, const torch::jit::Stack& stack) {
+  const auto& policy = region().policy.impl();
+  if (policy.kind == Policy::Impl::Kind::None || policy.kind == Policy::Impl::Kind::Cheap ||
+      policy.birth(info) == Birth::Keep) {
+    return;  // it would be kept in any case
+  }
+  TapeLock lock(*tape_);
+  if (opaque_.size() >= opaque_sweep_at_) {
+    for (auto it = opaque_.begin(); it != opaque_.end();) {
+      it = it->second.storage.expired() ? opaque_.erase(it) : std::next(it);
+    }
+    opaque_sweep_at_ = std::max(kSweepAt, 2 * opaque_.size());
+  }
+  for (const auto& result : torch::jit::last(stack, info.returns)) {
+    each_tensor(result, [&](const at::Tensor& tensor, int) {
+      if (!tensor.defined() || !is_plain(tensor) || table_.count(tensor.storage().unsafeGetStorageImpl()) > 0) {
+        return;
+      }
+      const auto& storage = tensor.storage();
+      opaque_[storage.unsafeGetStorageImpl()] = {storage.getWeakStorageImpl(), &info};
+      if (given_.count(storage.unsafeGetStorageImpl()) > 0) {
+        count_kept(storage);  // saved by the op's own autograd kernel
+      }
+    });
   }
 }
 
@@ -454,6 +513,16 @@ void Recorder::bind_waiting(Flight& flight) {
   flight.waiting.clear();
 }
 
+void Recorder::remember_saved(const c10::intrusive_ptr<Value>& value) {
+  if (saved_values_.size() >= saved_values_sweep_at_) {
+    const auto gone = [](const auto& value) { return value.expired(); };
+    saved_values_.erase(
+        std::remove_if(saved_values_.begin(), saved_values_.end(), gone), saved_values_.end());
+    saved_values_sweep_at_ = std::max(kSweepAt, 2 * saved_values_.size());
+  }
+  saved_values_.emplace_back(value);
+}
+
 void Recorder::bind(Token& token) {
   auto value = find(token.storage_, token.counter_);
   if (value && value->recipe && !value->home_moved()) {
@@ -469,6 +538,7 @@ void Recorder::bind(Token& token) {
       if (value->region->decider) {
         value->region->decider->saved(*value);
       }
+      remember_saved(value);
     }
     ++value->tokens;
     bury(std::move(token.storage_));

@@ -109,6 +109,12 @@ class Recorder final : private Shelf {
     std::vector<c10::VariableVersion> counters;
   };
 
+  // Made by a custom op that may not be replayed.
+  struct Opaque {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    const OpInfo* op = nullptr;
+  };
+
   struct Flight {  // the op that is running
     const OpInfo* info = nullptr;  // null: nothing of it is recorded
     c10::intrusive_ptr<Op> op;     // null: no recipe
@@ -122,8 +128,18 @@ class Recorder final : private Shelf {
     bool writes_to(const c10::StorageImpl* storage) const;
   };
 
+  // Where recipes hold more than was dropped.
+  struct Balance {
+    std::vector<Op*> ops;       // that make what autograd has saved and the tape has dropped
+    std::vector<Value*> roots;  // held for these ops alone
+  };
+
   Recorder() = default;
   void end();
+  void hold_no_more_than_eager();
+  Balance balance();
+  bool is_held_for_recipes(const Value& value) const;
+  static std::vector<c10::intrusive_ptr<Value>> results_to_hold(const Balance& balance);
   void hand_over(const Region& inner);
   void keep(Value& value) override;
   void drop(Value& value) override;
@@ -147,10 +163,13 @@ class Recorder final : private Shelf {
   void finish(Flight& flight, c10::SmallVectorImpl<Made>& made);
   void enter(Flight& flight, Made& made);
   void supersede(const Written& written);
+  void note_opaque(const OpInfo& info, const torch::jit::Stack& stack);
+  void count_kept(const c10::Storage& storage);
   void note_rebound(const at::Tensor& tensor, const at::Tensor& other);
   void abandon(Flight& flight);
   void bind_waiting(Flight& flight);
   void bind(Token& token);
+  void remember_saved(const c10::intrusive_ptr<Value>& value);
 
   c10::intrusive_ptr<Value> find(
       const c10::Storage& storage,
@@ -172,7 +191,11 @@ class Recorder final : private Shelf {
   // Roots that autograd saved.
   ska::flat_hash_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> given_;
   size_t given_sweep_at_ = kSweepAt;
+  std::vector<c10::weak_intrusive_ptr<Value>> saved_values_;  // with a recipe
+  size_t saved_values_sweep_at_ = kSweepAt;
   ska::flat_hash_map<const c10::StorageImpl*, Aliases> aliases_;
+  ska::flat_hash_map<const c10::StorageImpl*, Opaque> opaque_;
+  size_t opaque_sweep_at_ = kSweepAt;
   ForeignMemory foreign_;
   size_t sweep_at_ = kSweepAt;
   size_t bytes_overwritten_ = 0;  // of roots that recipes read, since the last sweep for that reason

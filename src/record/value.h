@@ -72,6 +72,8 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   bool leaf = false;           // root: a parameter, a buffer, an input without history
   bool discardable = false;    // an output that its caller may give up
   bool differentiable = false;  // a gradient flows through it
+  bool owned_by_graph = false;  // root: a leaf that gets a gradient
+  bool statistic = false;       // root: copied when the scope ends
   bool given = false;           // its home is not the tape's: a root's, of any version
   bool lent = false;           // replayed, and the caller's storage is on the same bytes again
 
@@ -148,6 +150,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   std::unique_ptr<Draw> draw;
   int satisfied = Value::kNoPass;  // ran in this pass
   uint64_t planned = 0;            // plan it was last put on
+  uint32_t place = 0;              // on that plan
   std::unique_ptr<Witness> witness;  // where somebody compares closely
 
   Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);

@@ -12,6 +12,8 @@
 #include "replay/replayed.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <chrono>
@@ -66,6 +68,78 @@ std::vector<c10::intrusive_ptr<Op>> ops_needed(Tape& tape, Value& value, int pas
   return needed;
 }
 
+// Under the lock.
+void give_up_after_pass(Tape& tape, Value& value, int pass) {
+  if (!tape.replayed || tape.replayed_in != pass) {
+    tape.replayed = std::make_shared<Tape::Replayed>();
+    tape.replayed_in = pass;
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [tape = c10::intrusive_ptr<Tape>::reclaim_copy(&tape), replayed = tape.replayed] {
+          TapeLock lock(*tape);
+          for (const auto& weak : *replayed) {
+            if (const auto value = weak.lock(); value && value->hold == Hold::Replayed) {
+              value->drop();
+            }
+          }
+          if (tape->replayed == replayed) {
+            tape->replayed.reset();
+          }
+        });
+  }
+  tape.replayed->emplace_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
+}
+
+// A replay outside of any pass: nobody but itself wants what it makes on the way. Under the lock.
+class Errand {
+ public:
+  void plan(const std::vector<c10::intrusive_ptr<Op>>& ops) {
+    uses_.clear();
+    for (const auto& op : ops) {
+      for (const auto& input : op->inputs) {
+        if (input.value) {
+          ++uses_[input.value.get()];
+        }
+      }
+    }
+  }
+
+  bool wants(const Value& value) const { return uses_.count(&value) > 0; }
+  void hold(Value& value) { held_.emplace(&value, c10::intrusive_ptr<Value>::reclaim_copy(&value)); }
+
+  void used_by(const Op& op) {
+    for (const auto& input : op.inputs) {
+      if (input.value && --uses_[input.value.get()] == 0) {
+        uses_.erase(input.value.get());
+        let_go(*input.value);
+      }
+    }
+  }
+
+  bool empty() const { return held_.empty(); }
+  void let_go_of_all() {
+    for (auto& [key, value] : held_) {
+      drop(*value);
+    }
+    held_.clear();
+  }
+
+ private:
+  static void drop(Value& value) {
+    if (value.hold == Hold::Replayed) {
+      value.drop();
+    }
+  }
+  void let_go(Value& value) {
+    if (const auto it = held_.find(&value); it != held_.end()) {
+      drop(value);
+      held_.erase(it);
+    }
+  }
+
+  ska::flat_hash_map<const Value*, uint32_t> uses_;  // that are still to come
+  ska::flat_hash_map<const Value*, c10::intrusive_ptr<Value>> held_;
+};
+
 // One run of one op. `stack` is borrowed so that a run of ops needs one.
 class Run {
  public:
@@ -75,7 +149,7 @@ class Run {
   // False if an input is gone again (another thread used it up): plan anew.
   bool take_inputs();
   void execute();
-  void publish(std::vector<c10::intrusive_ptr<Value>>* transient);
+  void publish(Errand* errand);  // null: in a pass
   c10::Storage result(const Value& value) const;
 
  private:
@@ -246,7 +320,7 @@ c10::Storage Run::result(const Value& value) const {
   return source_of(op_.results[value.slot]);
 }
 
-void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
+void Run::publish(Errand* errand) {
   TapeLock lock(tape_);
   op_.region->counters.ops_replayed.add(1);
   count_replayed(1);
@@ -266,14 +340,19 @@ void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
     if (tape_.examiner && value.seen) {
       tape_.examiner->replayed(op_, value, storage);
     }
-    if (value.hold == Hold::None && value.wanted(pass_)) {
+    if (value.hold == Hold::None && (errand != nullptr ? errand->wants(value) : value.wanted(pass_))) {
       value.data = std::move(storage);
       value.hold = Hold::Replayed;
       sabotage_held(value);
-      if (transient != nullptr) {
-        transient->push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
+      if (errand != nullptr) {
+        errand->hold(value);
+      } else {
+        give_up_after_pass(tape_, value, pass_);
       }
     }
+  }
+  if (errand != nullptr) {
+    errand->used_by(op_);
   }
   if (op_.satisfied != pass_ && pass_ >= 0) {
     op_.satisfied = pass_;
@@ -290,24 +369,19 @@ void Run::publish(std::vector<c10::intrusive_ptr<Value>>* transient) {
 struct Work {
   explicit Work(Tape& tape) : tape(tape) {}
   ~Work() {
-    if (plan.empty() && transient.empty()) {
+    if (plan.empty() && errand.empty()) {
       return;
     }
     TapeLock lock(tape);
     plan.clear();
-    for (auto& value : transient) {
-      if (value->hold == Hold::Replayed) {
-        value->drop();
-      }
-    }
-    transient.clear();
+    errand.let_go_of_all();
   }
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
   Tape& tape;
   std::vector<c10::intrusive_ptr<Op>> plan;
-  std::vector<c10::intrusive_ptr<Value>> transient;
+  Errand errand;
 };
 
 // Times a replay for the region whose value was asked for. A replay that another one needs on the
@@ -381,6 +455,9 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
         return {here, value.hold != Hold::Replayed};
       }
       work.plan = ops_needed(tape, value, pass);
+      if (pass < 0) {
+        work.errand.plan(work.plan);
+      }
     }
     Stopwatch stopwatch(tape, *value.recipe->region);
     PhaseGuard phase(Phase::Replay);
@@ -401,7 +478,7 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
         break;
       }
       run.execute();
-      run.publish(pass < 0 ? &work.transient : nullptr);
+      run.publish(pass < 0 ? &work.errand : nullptr);
       if (op == value.recipe) {
         storage = run.result(value);
       }

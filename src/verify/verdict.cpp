@@ -106,6 +106,10 @@ std::string Verdict::explain() const {
     return (&finding == &findings.front() ? "comes from: " : "then: ") + line_of(finding);
   });
   lines(out, vacuous, "reasons", [](const auto& reason) { return reason; });
+  lines(out, kept_ops, "ops", [](const auto& kept) {
+    return "kept: " + kept.op + ", " + count(kept.values, "result") + ", " + count(kept.bytes, "byte") +
+        "; replayable(\"" + kept.op + "\") would let replay drop " + (kept.values == 1 ? "it" : "them");
+  });
   lines(out, skipped, "orders", [](const auto& order) { return "raises, as plain does: " + order; });
   return out.str();
 }

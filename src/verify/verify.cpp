@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <map>
 
 namespace retape {
 
@@ -103,7 +104,28 @@ void add_regions(std::vector<SeenRegion>& all, const std::vector<SeenRegion>& mo
     known->ops_recorded += region.ops_recorded;
     known->ops_replayed += region.ops_replayed;
     known->reruns += region.reruns;
+    known->kept_ops.insert(known->kept_ops.end(), region.kept_ops.begin(), region.kept_ops.end());
   }
+}
+
+// By op; most bytes first.
+std::vector<KeptOp> kept_ops_of(const std::vector<SeenRegion>& regions) {
+  std::map<std::string, KeptOp> by_name;
+  for (const auto& region : regions) {
+    for (const auto& kept : region.kept_ops) {
+      auto& all = by_name[kept.op];
+      all.op = kept.op;
+      all.values += kept.values;
+      all.bytes += kept.bytes;
+    }
+  }
+  std::vector<KeptOp> ops;
+  for (auto& [name, kept] : by_name) {
+    ops.push_back(std::move(kept));
+  }
+  std::stable_sort(
+      ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  return ops;
 }
 
 void check_called_outside() {
@@ -154,6 +176,7 @@ class Verification {
       check_stable(order, plain);
     }
     const auto trace = recompute(order, plain);
+    verdict_.kept_ops = kept_ops_of(regions_);
     if (trace && backward_ran_) {
       verdict_.vacuous = vacuous_gradients(plain, *trace, options_);
     }

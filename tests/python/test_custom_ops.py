@@ -258,6 +258,82 @@ def test_the_result_of_a_replayable_op_is_dropped() -> None:
     assert held_by(kept) - held_by(dropped) == 256 * 256 * 4
 
 
+# ---- what a declaration would drop
+
+
+def scaled_by(op: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: (x * op(x.detach())).sin()
+
+
+@REGISTRATIONS
+def test_a_scope_names_ops_whose_results_it_keeps_and_their_bytes(register) -> None:
+    op, x = register(torch.cos), leaf(16, 16)
+    for calls in (1, 2):
+        with retape.recompute() as scope:
+            for _ in range(calls):
+                x = scaled_by(op)(x)
+        (kept,) = scope.kept_ops
+        assert (kept.op, kept.values, kept.bytes) == (by_name(op), calls, calls * 1024)
+
+
+def test_what_an_op_saves_for_its_own_gradient_is_named_too() -> None:
+    op, x = by_decorator(torch.exp), leaf(16, 16)
+    torch.library.register_autograd(
+        by_name(op),
+        lambda ctx, grad: grad * ctx.saved_tensors[0],
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+    )
+    with retape.recompute() as scope:
+        op(x).sum()
+    assert [kept.bytes for kept in scope.kept_ops] == [1024]
+
+
+@pytest.mark.parametrize("policy", ["none", "cheap"])
+def test_an_op_that_the_policy_keeps_in_any_case_is_not_named(policy: str) -> None:
+    op = by_library(torch.cos)
+    with retape.recompute(policy) as scope:
+        scaled_by(op)(leaf(16, 16))
+    assert scope.kept_ops == []
+
+
+def test_a_replayable_op_is_not_named_nor_one_that_autograd_does_not_save() -> None:
+    replayed, unsaved = by_library(torch.cos), by_library(torch.cos)
+    retape.replayable(by_name(replayed))
+    with retape.recompute() as scope:
+        scaled_by(replayed)(leaf(16, 16)) + unsaved(leaf(16, 16).detach())
+    assert scope.kept_ops == []
+
+
+class Scales(torch.nn.Module):
+    def __init__(self, op: Any) -> None:
+        super().__init__()
+        self.op, self.weight = op, torch.nn.Parameter(torch.ones(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled_by(self.op)(x * self.weight)
+
+
+def test_the_report_of_enabled_layers_names_kept_ops() -> None:
+    op = by_library(torch.cos)
+    model = torch.nn.Sequential(Scales(op), Scales(op))
+    with retape.enable(model, [Scales]) as report:
+        for _ in range(70):  # more than are counted one by one
+            model(torch.ones(16, 16)).sum().backward()
+        assert report.kept_ops == {by_name(op): 2 * 70 * 1024}
+        assert f'143360 bytes kept that retape.replayable("{by_name(op)}") would drop' in str(report)
+
+
+def test_verify_names_kept_ops() -> None:
+    op = by_library(torch.cos)
+    model = Scales(op)
+    verdict = retape.verify(model, torch.ones(16, 16), orders=True)
+    assert verdict
+    assert [(kept.op, kept.values, kept.bytes) for kept in verdict.kept_ops] == [(by_name(op), 1, 1024)]
+    line = f'kept: {by_name(op)}, 1 result, 1024 bytes; replayable("{by_name(op)}") would let replay drop it'
+    assert line in verdict.explain()
+    assert verdict.to_dict()["kept_ops"] == [{"op": by_name(op), "values": 1, "bytes": 1024}]
+
+
 def test_an_op_may_be_declared_before_its_library_is_loaded() -> None:
     name = f"op{next(numbers)}"
     retape.replayable(f"retape_test_ops::{name}")

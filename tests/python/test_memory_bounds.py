@@ -243,7 +243,8 @@ def test_a_whole_cache_that_is_read_between_writes_of_slices(scope) -> None:
         return h.sum()
 
     # Without anchors the scope is one region, and comes back as a whole.
-    assert_as_small_as_eager(forward, scope, ROWS * ROW)
+    is_one_region = scope is POLICIES["everything"]
+    assert_as_small_as_eager(forward, scope, (ROWS if is_one_region else 16) * ROW)
 
 
 @SCOPES
@@ -320,6 +321,51 @@ def test_a_reader_that_is_gone_does_not_keep_the_written_tensor(scope) -> None:
     assert_as_small_as_eager(forward, scope, 2 * MIB)
 
 
+# ---- a backward of which the graph lives on
+
+
+@SCOPES
+def test_a_backward_of_one_branch_gives_up_what_the_other_would_need(scope) -> None:
+    x, y = leaf_of(mib()), leaf_of(mib())
+    with retape.memory.Meter() as meter:
+        with scope():
+            shared = ((x * y).sin() * y).cos() * x
+            losses = shared.exp().sum(), shared.tanh().sum()
+            del shared
+        held = meter.current
+        losses[0].backward(retain_graph=True)
+        assert meter.current == held
+
+
+# ---- what recipes read and autograd does not save
+
+
+@SCOPES
+def test_a_batch_of_float64_of_which_a_float32_copy_is_saved(scope) -> None:
+    weight = leaf_of(torch.ones(WIDTH))
+
+    def forward() -> Tensor:
+        return (torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH).float() * weight).sum()
+
+    assert_as_small_as_eager(forward, scope, 2 * ROWS * ROW)
+
+
+@SCOPES
+def test_rows_of_a_table_that_dies(scope) -> None:
+    weight = leaf_of(torch.ones(WIDTH))
+
+    def forward() -> Tensor:
+        table = retape_test_table()
+        return (table[:2].sin() * weight).sum()
+
+    assert_as_small_as_eager(forward, scope, ROWS * ROW)
+
+
+def retape_test_table() -> Tensor:
+    """A tensor that no recipe makes: numpy did."""
+    return torch.from_numpy(torch.ones(ROWS, WIDTH).numpy().copy())
+
+
 # ---- a scope that stays open over many steps
 
 
@@ -360,8 +406,7 @@ def test_200_steps_inside_one_open_scope_peak_no_higher_than_eager_plus_one_step
                 del h
             return meter.peak
 
-    # Records of dead values are looked through when there are 64 of them: 8 steps.
-    assert peak_under(scope) <= peak_under(nullcontext) + 2 * 8 * size
+    assert peak_under(scope) <= peak_under(nullcontext) + 8 * size
 
 
 @SCOPES

@@ -69,12 +69,14 @@ def test_verifys_plain_run_is_the_run_without_retape() -> None:
 
 @pytest.mark.parametrize("fault", ["one-ulp", "rng-not-restored", "batchnorm-twice"])
 def test_a_fault_in_some_program_is_found_by_its_name(fault: str) -> None:
-    kind = next(known.kind for known in _C.faults() if known.id == fault)
+    kinds = {known.kind for known in _C.faults() if known.id == fault}
+    if fault == "rng-not-restored":
+        kinds.add("private generator")  # where the first random op has been given one
     for program in map(programs.make, range(200)):
         with injected(fault):
             found = programs.check(program).found
         if found is not None:
-            assert kind in found
+            assert any(kind in found for kind in kinds), found
             return
     pytest.fail("it was found in no program")
 

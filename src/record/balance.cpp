@@ -1,0 +1,246 @@
+// At the end of forward: recipes must not hold more than autograd would hold without them.
+//
+// A root that recipes read and that autograd has not saved is held for them alone. It may be larger than
+// all that was dropped: a float64 batch of which a float32 copy was saved, a table of which some rows
+// were. Then results take the place of roots: the fewest bytes from which all that was dropped can be
+// replayed, by an exact min-cut. Holding all that autograd has saved is one of the choices, so the sum
+// is never above eager's.
+//
+// What the caller still holds may die tomorrow, or never. So a root counts even while the caller holds
+// it, and a dropped value counts as won only if it is gone: the sum holds whatever the caller does.
+#include "record/recorder.h"
+
+#include "policy/min_cut.h"
+#include "replay/replay.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+
+namespace retape::detail {
+
+namespace {
+
+// Not where the user has said what is dropped.
+bool may_hold(const Value& value) {
+  const auto& policy = value.region->policy.impl();
+  const bool ours = policy.kind == Policy::Impl::Kind::Full || policy.kind == Policy::Impl::Kind::Cheap;
+  return ours && policy.drop.empty() && !value.discardable;
+}
+
+// Which values to hold, as a cut between roots and what autograd will ask for: each value is two nodes,
+// and cutting what connects them pays for holding it.
+class Problem {
+ public:
+  explicit Problem(size_t values) : byte_price_(static_cast<int64_t>(values) + 1) {}
+
+  void add_root(const Value& root) {
+    graph_.add_edge(CutGraph::kSource, nodes_of(root).after, price(root.nbytes));
+  }
+
+  void add_dropped(const Value& value, bool is_free) {
+    const auto nodes = nodes_of(value);
+    const auto own = price(is_free ? 0 : value.nbytes);
+    graph_.add_edge(nodes.before, nodes.after, may_hold(value) ? own : CutGraph::kInfinite);
+    if (value.tokens > 0) {
+      graph_.add_edge(nodes.after, CutGraph::kSink, CutGraph::kInfinite);
+    }
+  }
+
+  void add_use(const Value& of, const Value& by) {
+    graph_.add_edge(nodes_of(of).after, nodes_of(by).before, CutGraph::kInfinite);
+  }
+
+  void solve() { sink_ = graph_.sink_side(); }
+
+  bool holds(const Value& value) {
+    const auto nodes = nodes_of(value);
+    return !sink_[static_cast<size_t>(nodes.before)] && sink_[static_cast<size_t>(nodes.after)];
+  }
+
+ private:
+  struct Nodes {
+    int before;
+    int after;
+  };
+
+  Nodes nodes_of(const Value& value) {
+    const auto [it, is_new] = nodes_.emplace(&value, Nodes{});
+    if (is_new) {
+      it->second.before = graph_.add_node();
+      it->second.after = graph_.add_node();
+    }
+    return it->second;
+  }
+
+  // Bytes first; among equals, the fewest values.
+  int64_t price(size_t bytes) const { return static_cast<int64_t>(bytes) * byte_price_ + 1; }
+
+  const int64_t byte_price_;
+  CutGraph graph_;
+  ska::flat_hash_map<const Value*, Nodes> nodes_;
+  std::vector<bool> sink_;
+};
+
+// Ops that are connected, by what they make or by a root, and the bytes of each such part.
+class Parts {
+ public:
+  uint32_t add() {
+    const auto place = static_cast<uint32_t>(parents_.size());
+    parents_.push_back(place);
+    gains_.push_back(0);
+    return place;
+  }
+
+  void unite(uint32_t a, uint32_t b) {
+    a = find(a);
+    b = find(b);
+    if (a != b) {
+      parents_[b] = a;
+      gains_[a] += gains_[b];
+    }
+  }
+
+  void won(uint32_t place, size_t bytes) { gains_[find(place)] += static_cast<int64_t>(bytes); }
+  void spent(uint32_t place, size_t bytes) { gains_[find(place)] -= static_cast<int64_t>(bytes); }
+  bool has_lost(uint32_t place) { return gains_[find(place)] < 0; }
+
+ private:
+  uint32_t find(uint32_t place) {
+    while (parents_[place] != place) {
+      place = parents_[place] = parents_[parents_[place]];
+    }
+    return place;
+  }
+
+  std::vector<uint32_t> parents_;
+  std::vector<int64_t> gains_;
+};
+
+}  // namespace
+
+// By recipes, and not by autograd, whatever becomes of the caller's tensors.
+bool Recorder::is_held_for_recipes(const Value& value) const {
+  if (value.copied || value.statistic) {
+    return true;
+  }
+  const auto saved = given_.find(value.home._unsafe_get_target());
+  return !value.saved && !value.owned_by_graph && (saved == given_.end() || saved->second.expired());
+}
+
+// Looks at each part of the tape by itself: what one has won does not make up for another, whose graph
+// may outlive it.
+Recorder::Balance Recorder::balance() {
+  const uint64_t plan = ++tape_->plans;
+  std::vector<Op*> ops;
+  Parts parts;
+  const auto add = [&](Op& op) {
+    if (op.planned != plan) {
+      op.planned = plan;
+      op.place = parts.add();
+      ops.push_back(&op);
+    }
+    return op.place;
+  };
+  for (const auto& weak : saved_values_) {
+    const auto value = weak.lock();
+    if (value && value->tokens > 0 && value->recipe && value->hold == Hold::None) {
+      parts.won(add(*value->recipe), value->home.expired() ? value->nbytes : 0);
+    }
+  }
+  ska::flat_hash_map<Value*, uint32_t> roots;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const uint32_t own = ops[i]->place;
+    for (const auto& input : ops[i]->inputs) {
+      if (!input.value) {
+        continue;
+      }
+      if (input.value->recipe && input.value->hold == Hold::None) {
+        parts.unite(own, add(*input.value->recipe));
+      } else if (is_held_for_recipes(*input.value)) {
+        const auto [root, is_new] = roots.emplace(input.value.get(), own);
+        if (is_new) {
+          parts.spent(own, input.value->nbytes);
+        } else {
+          parts.unite(own, root->second);
+        }
+      }
+    }
+  }
+  Balance lost;
+  std::copy_if(ops.begin(), ops.end(), std::back_inserter(lost.ops), [&](const Op* op) {
+    return parts.has_lost(op->place);
+  });
+  for (const auto& [root, place] : roots) {
+    if (parts.has_lost(place)) {
+      lost.roots.push_back(root);
+    }
+  }
+  return lost;
+}
+
+std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(const Balance& balance) {
+  Problem problem(balance.ops.size() + balance.roots.size());
+  for (const auto* root : balance.roots) {
+    problem.add_root(*root);
+  }
+  std::vector<Value*> results;
+  for (const auto* op : balance.ops) {
+    for (const auto& result : op->results) {
+      if (result.value == nullptr || result.value->hold != Hold::None || !result.value->needed()) {
+        continue;
+      }
+      results.push_back(result.value);
+      problem.add_dropped(*result.value, result.value->tokens > 0 && result.value->in_use_elsewhere());
+      for (const auto& input : op->inputs) {
+        if (input.value) {
+          problem.add_use(*input.value, *result.value);
+        }
+      }
+    }
+  }
+  problem.solve();
+  std::vector<c10::intrusive_ptr<Value>> held;
+  for (auto* value : results) {
+    if (problem.holds(*value)) {
+      held.push_back(c10::intrusive_ptr<Value>::reclaim_copy(value));
+    }
+  }
+  std::sort(held.begin(), held.end(), [](const auto& a, const auto& b) {
+    return a->recipe->order < b->recipe->order;
+  });
+  return held;
+}
+
+void Recorder::hold_no_more_than_eager() {
+  std::vector<c10::intrusive_ptr<Value>> held;
+  {
+    TapeLock lock(*tape_);
+    if (const auto lost = balance(); !lost.ops.empty()) {
+      held = results_to_hold(lost);
+    }
+  }
+  saved_values_.clear();
+  for (auto& value : held) {
+    {
+      TapeLock lock(*tape_);
+      if (value->in_use_elsewhere() && !value->home_moved()) {
+        keep(*value);
+        sever(*value);
+        continue;
+      }
+    }
+    try {
+      const auto brought = bring_back(*tape_, *value, torch::autograd::get_current_graph_task_id());
+      TapeLock lock(*tape_);
+      hold(*value, brought.storage);
+    } catch (const std::exception&) {
+      // It stays dropped: the backward that asks for it meets the same error, and says so.
+    }
+    value.reset();
+  }
+}
+
+}  // namespace retape::detail
