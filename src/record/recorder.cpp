@@ -313,6 +313,9 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   auto value = find(storage, counter);
   if (value && !value->uninitialized) {
+    if (value->given && !value->owned_by_graph) {
+      value->owned_by_graph = is_owned_by_graph(tensor);  // it may have been seen detached before
+    }
     return value;
   }
   if (!value) {

@@ -98,10 +98,10 @@ void expect_forwards_settings(const Setting& setting, bool changed_in_forward) {
   const auto in_forward = told.clone();
   c10::GradMode::set_enabled(true);
   auto loss = (x * told).sum();
+  told = Tensor();  // so that backward has to replay it
   scope.close();
   setting.set(!changed_in_forward);
   c10::GradMode::set_enabled(true);
-  told = Tensor();  // so that backward has to replay it
   const auto before = settings_now();
   loss.backward();
   const auto after = settings_now();
