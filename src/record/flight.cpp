@@ -445,13 +445,19 @@ void Recorder::note_rebound(const at::Tensor& tensor, const at::Tensor& other) {
   }
 }
 
-void Recorder::adopt_version(const at::Tensor& tensor) {
+void Recorder::adopt_version(const at::Tensor& tensor, bool rebound) {
   if (is_plain(tensor)) {
     TapeLock lock(*tape_);
     const auto it = table_.find(tensor.storage().unsafeGetStorageImpl());
     const auto value = it == table_.end() ? c10::intrusive_ptr<Value>() : it->second.get();
-    if (value && value->versions.empty() && value->home._unsafe_get_target() == it->first) {
-      value->versions.watch(tensor.unsafeGetTensorImpl()->version_counter());
+    if (!value || value->home._unsafe_get_target() != it->first) {
+      return;
+    }
+    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    if (rebound) {
+      value->versions.watch_anew(counter);
+    } else if (value->versions.empty()) {
+      value->versions.watch(counter);
     }
   }
 }

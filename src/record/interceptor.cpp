@@ -105,7 +105,7 @@ void look_at(
     }
     op.redispatchBoxed(below, stack);
     for (const auto& tensor : written) {
-      recorder->adopt_version(tensor);
+      recorder->adopt_version(tensor, info.rebinds);
     }
     if (watch != nullptr) {
       watch->between();

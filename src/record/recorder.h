@@ -62,8 +62,9 @@ class Recorder final : private Shelf {
   // A write that is not recorded: by a kernel of a custom op, or past the dispatcher.
   void about_to_write(const at::Tensor& tensor);
 
-  // A handler has written to it, below the kernels that move its version.
-  void adopt_version(const at::Tensor& tensor);
+  // A handler has written to it, below the kernels that move its version. `rebound`: it has given it
+  // another storage, whose bytes are as they were.
+  void adopt_version(const at::Tensor& tensor, bool rebound);
 
   // Autograd is about to save `tensor`. False: it will be kept, so autograd does better without a token:
   // it hands out the very tensor that it was given.

@@ -50,6 +50,21 @@ class Versions {
     return true;
   }
 
+  // From its current version on, in any case.
+  void watch_anew(const c10::VariableVersion& counter) {
+    watch(counter);
+    if (same_counter(counter, first_.counter)) {
+      first_.version = counter.current_version();
+    }
+    if (others_) {
+      for (auto& other : *others_) {
+        if (same_counter(counter, other.counter)) {
+          other.version = counter.current_version();
+        }
+      }
+    }
+  }
+
   bool moved() const {
     if (first_.moved()) {
       return true;

@@ -19,6 +19,7 @@ from tests.python.as_eager import (
     under,
 )
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import retape
 
@@ -291,3 +292,26 @@ def test_the_error_of_a_given_tensor_that_changed_names_the_op_that_reads_it() -
     w.add_(1)
     with pytest.raises(retape.ReplayMismatch, match=r"aten::add.*Fix:"):
         y.sum().backward()
+
+
+class PassesOn(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@WAYS
+def test_a_write_through_set_under_a_mode(way: Way) -> None:
+    def program(way: Way):
+        x = leaf(5, 3)
+
+        def region(x: Tensor) -> Tensor:
+            with PassesOn():
+                norm = torch.linalg.vector_norm(x + 0.1, dim=0)
+                torch.empty(0).set_(x.detach()).mul_(1.5)
+            return norm
+
+        y = way(region, x)
+        y.sum().backward()
+        return y.detach(), x.grad, x.detach()
+
+    assert_as_eager(program, way)
