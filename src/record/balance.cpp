@@ -12,6 +12,7 @@
 #include "record/recorder.h"
 
 #include "policy/min_cut.h"
+#include "record/bytes.h"
 #include "replay/replay.h"
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -230,16 +231,17 @@ void Recorder::hold_no_more_than_eager() {
   for (auto& value : held) {
     {
       TapeLock lock(*tape_);
-      if (value->in_use_elsewhere() && !value->home_moved()) {
-        keep(*value);
+      if (value->tokens > 0 && value->in_use_elsewhere() && !value->home_moved()) {
+        keep(*value);  // as autograd would: who writes to it now breaks backward in eager, too
         sever(*value);
         continue;
       }
     }
     try {
       const auto brought = bring_back(*tape_, *value, torch::autograd::get_current_graph_task_id());
+      const auto own = brought.shared ? copy_of(brought.storage) : brought.storage;
       TapeLock lock(*tape_);
-      hold(*value, brought.storage);
+      hold(*value, own);
     } catch (const std::exception&) {
       // It stays dropped: the backward that asks for it meets the same error, and says so.
     }
