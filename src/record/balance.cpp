@@ -6,9 +6,8 @@
 // replayed, by an exact min-cut. Holding all that autograd has saved is one of the choices, so the sum
 // is never above eager's.
 //
-// What the caller still holds may die tomorrow, or never. So a root with a history counts even while the
-// caller holds it, and a dropped value counts as won only if it is gone: the sum holds whatever the caller
-// does with results. Inputs, buffers and frozen parameters that he holds now are his until backward.
+// What the caller still holds may die tomorrow, or never. So a root counts even while the caller holds
+// it, and a dropped value counts as won only if it is gone: the sum holds whatever the caller does.
 #include "record/recorder.h"
 
 #include "policy/min_cut.h"
@@ -123,13 +122,10 @@ class Parts {
 
 }  // namespace
 
-// By recipes, and neither by autograd nor by the caller.
+// By recipes, and not by autograd, whatever becomes of the caller's tensors.
 bool Recorder::is_held_for_recipes(const Value& value) const {
   if (value.copied || value.statistic) {
     return true;
-  }
-  if (value.leaf && value.in_use_elsewhere()) {
-    return false;  // a buffer, a batch: callers hold them until backward
   }
   const auto saved = given_.find(value.home._unsafe_get_target());
   return !value.saved && !value.owned_by_graph && (saved == given_.end() || saved->second.expired());
