@@ -125,9 +125,9 @@ class Layer:
         scope = _C.Scope(self._policy, self.name)
         self._scopes.append(scope)
         if len(self._scopes) > _GRAPHS:
-            scope_before = self._scopes.popleft()
-            self._earlier = _sum((self._earlier, _counts(scope_before.stats)))
-            self._earlier_kept += _kept(scope_before)
+            oldest = self._scopes.popleft()
+            self._earlier = _sum((self._earlier, _counts(oldest.stats)))
+            self._earlier_kept += _kept(oldest)
         return scope
 
     def _rerun(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -355,13 +355,13 @@ def test_rows_of_a_table_that_dies(scope) -> None:
     weight = leaf_of(torch.ones(WIDTH))
 
     def forward() -> Tensor:
-        table = retape_test_table()
+        table = table_from_numpy()
         return (table[:2].sin() * weight).sum()
 
     assert_as_small_as_eager(forward, scope, ROWS * ROW)
 
 
-def retape_test_table() -> Tensor:
+def table_from_numpy() -> Tensor:
     """A tensor that no recipe makes: numpy did."""
     return torch.from_numpy(torch.ones(ROWS, WIDTH).numpy().copy())
 
