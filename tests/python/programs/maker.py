@@ -101,7 +101,7 @@ class _Maker:
         lines.append(f'index = seen.indices("index", ({b}, {t}), {t})')
         lines.append('calls = seen.given("calls", count_from_zero())')
         self.env["seen"] = prelude.Seen()
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         self.env["gen"] = self.env["seen"].generator("gen", self.seed + 1)
         for line in lines:
             exec(line, self.env)

@@ -117,7 +117,7 @@ def source(program: Program) -> str:
     """The function `program(R, seen)`, which makes forward: R is `retape`, or stands in for it."""
     lines = [
         "def program(R, seen):",
-        f"    torch.manual_seed({program.seed % 2**31})",
+        f"    torch.default_generator.manual_seed({program.seed % 2**31})",
         f'    gen = seen.generator("gen", {program.seed % 2**31 + 1})',
         *(f"    {line}" for line in program.leaves),
         "    def forward():",
