@@ -212,7 +212,7 @@ void Examiner::after(const Op& op) {
   }
 }
 
-void Examiner::replayed(const Op& op, const Value& value, const c10::Storage& storage) {
+void Examiner::replayed(Tape& tape, const Op& op, const Value& value, const c10::Storage& storage) {
   const Seen& then = *value.seen;
   if (storage.nbytes() != value.nbytes) {
     return;  // replay itself says so
@@ -221,7 +221,8 @@ void Examiner::replayed(const Op& op, const Value& value, const c10::Storage& st
     std::lock_guard<std::mutex> lock(mutex_);
     ++values_checked_;
     if (closely_) {
-      replayed_.push_back(storage.getWeakStorageImpl());
+      const auto graph = c10::intrusive_ptr<Tape>::reclaim_copy(&tape);
+      replayed_.push_back({storage.getWeakStorageImpl(), c10::weak_intrusive_ptr<Tape>(graph)});
     }
   }
   const auto tensor = then.view.on(storage);
@@ -325,8 +326,8 @@ uint64_t Examiner::values_checked() const {
 uint64_t Examiner::bytes_held() const {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t bytes = 0;
-  for (const auto& storage : replayed_) {
-    if (const auto alive = storage.lock()) {
+  for (const auto& replayed : replayed_) {
+    if (const auto alive = replayed.storage.lock(); alive && replayed.tape.expired()) {
       bytes += alive->nbytes();
     }
   }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "check/witness.h"
+#include "record/tape.h"
 #include "record/value.h"
 
 #include <retape/check.h>
@@ -56,7 +57,7 @@ class Examiner {
   // Replay of `op`, by a call of `called` with `stack`. Without the tape's lock.
   void before(const Op& op, const OpInfo& called, const torch::jit::Stack& stack);
   void after(const Op& op);
-  void replayed(const Op& op, const Value& value, const c10::Storage& storage);
+  void replayed(Tape& tape, const Op& op, const Value& value, const c10::Storage& storage);
   void writes_what_is_needed(const Op& op);
 
   // Autograd asked for `value` and gets `tensor`, which it saved as `saved`.
@@ -69,9 +70,16 @@ class Examiner {
   std::vector<Finding> findings() const;
   std::vector<SeenRegion> regions() const;
   uint64_t values_checked() const;
-  uint64_t bytes_held() const;
+  uint64_t bytes_held() const;  // replayed for graphs that are gone
 
  private:
+  // Tokens hold the tape: while it is there, so is the graph. Eager too holds graphs for ever that own a
+  // tensor whose history they are (saved, then written in place).
+  struct Replayed {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    c10::weak_intrusive_ptr<Tape> tape;
+  };
+
   struct Where {
     uint64_t tape;
     uint64_t op;
@@ -91,7 +99,7 @@ class Examiner {
   std::vector<std::shared_ptr<Region>> regions_;
   std::vector<std::shared_ptr<SeenCall>> calls_;
   std::unordered_map<uint64_t, Where> made_;  // by hash: where bytes come from that should not be there
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> replayed_;
+  std::vector<Replayed> replayed_;
   std::unordered_set<uint64_t> wrong_;          // hashes of what was found; and of what came of it
   std::unordered_set<const Op*> misled_;        // ops that run on such bytes
   std::unordered_map<const Op*, std::vector<uint64_t>> scratch_;  // hashes, while the op runs

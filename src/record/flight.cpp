@@ -432,6 +432,9 @@ void Recorder::supersede(const Written& written) {
     }
   }
   table_.erase(written.storage.unsafeGetStorageImpl());
+  if (!written.before || written.before->given) {
+    GivenWrites::note(written.storage.getWeakStorageImpl());
+  }
 }
 
 // `tensor` looks at the storage of `other` since set_, with a counter of its own.

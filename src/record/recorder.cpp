@@ -28,7 +28,8 @@ thread_local std::unique_ptr<Recorder> own_recorder;  // made once: its tables k
 // scope ends.
 bool may_be_a_statistic(const at::Tensor& tensor) {
   constexpr size_t kMostBytes = 1 << 18;
-  return tensor.dim() == 1 && !tensor.requires_grad() && tensor.is_floating_point() &&
+  const auto& whole = tensor.is_view() ? tensor._base() : tensor;
+  return whole.dim() == 1 && !tensor.requires_grad() && tensor.is_floating_point() &&
       tensor.is_leaf() && tensor.storage().nbytes() <= kMostBytes;
 }
 

@@ -29,7 +29,7 @@ void Value::release_resources() {
 }
 
 bool Value::home_moved() const {
-  return versions.moved();
+  return versions.moved() || GivenWrites::since(made_at, home._unsafe_get_target());
 }
 
 bool Value::in_use_elsewhere() const {

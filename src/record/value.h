@@ -14,6 +14,7 @@
 #include "record/flags.h"
 #include "record/op_info.h"
 #include "record/pooled.h"
+#include "record/given_writes.h"
 #include "record/versions.h"
 #include "record/view.h"
 
@@ -52,6 +53,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   Hold hold = Hold::None;
   c10::weak_intrusive_ptr<c10::StorageImpl> home = nullptr_storage();  // where forward had it
   Versions versions;                                                   // of the tensors seen there
+  GivenWrites::Time made_at = GivenWrites::now();
   size_t nbytes = 0;
   uint8_t misalignment = 0;  // of its home; replay gives it the same (bytes.h)
 
@@ -88,7 +90,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   // what was held and has been changed is dropped then. A root that was changed in place or resized
   // behind the tape raises: it cannot come back.
   c10::Storage here();
-  bool home_moved() const;  // changed in place since, in a way its version counter saw
+  bool home_moved() const;  // changed in place since, in a way that its counter or a scope saw
   bool written_in_backward() const;  // the replayed bytes that it was given
   bool in_use_elsewhere() const;  // somebody but the tape holds its home
 

@@ -338,7 +338,7 @@ void Run::publish(Errand* errand) {
       outputs_[result.source] = View(outputs_[result.source]).on(storage);  // written inputs are aligned
     }
     if (tape_.examiner && value.seen) {
-      tape_.examiner->replayed(op_, value, storage);
+      tape_.examiner->replayed(tape_, op_, value, storage);
     }
     if (value.hold == Hold::None && (errand != nullptr ? errand->wants(value) : value.wanted(pass_))) {
       value.data = std::move(storage);

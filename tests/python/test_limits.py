@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import retape
 
@@ -99,16 +100,47 @@ def test_data_that_is_written_after_the_scope_is_read_as_it_is_then() -> None:
     assert not is_right(make)
 
 
-def test_a_batch_norm_after_the_scope_does_not_reach_replay() -> None:
+@pytest.mark.parametrize(
+    "look", [lambda t: t, lambda t: t.expand(3, 8), lambda t: t.view(2, 4).mT.reshape(8), lambda t: t[None]]
+)
+def test_a_batch_norm_after_the_scope_does_not_reach_replay(look: Callable[[Tensor], Tensor]) -> None:
     def make():
         mean, var = torch.zeros(8), torch.ones(8)
 
         def after() -> None:
             F.batch_norm(torch.arange(16.0).view(2, 8), mean, var, training=True)
 
-        return lambda x: (x + mean).sin().sin().sum(), after
+        return lambda x: (x + look(mean)).sin().sin().sum(), after
 
     assert is_right(make)
+
+
+def mul_in_a_handler(tensor: Tensor) -> None:
+    """Moves no version: torch decomposes the op below the kernels that would."""
+    before = tensor._version
+    with FlopCounterMode(display=False), torch.no_grad():
+        torch._foreach_mul_([tensor], 2)
+    assert tensor._version == before
+
+
+def test_what_a_handler_writes_after_the_scope_is_not_noticed() -> None:
+    def make():
+        given = torch.ones(2, 8)
+        return lambda x: (x + given).sin().sin().sum(), lambda: mul_in_a_handler(given)
+
+    assert not is_right(make)
+
+
+@pytest.mark.parametrize("write", [mul_in_a_handler, lambda t: t.data.mul_(2), lambda t: t.apply_(abs)])
+def test_a_later_scope_sees_a_write_that_moves_no_version(write: Callable[[Tensor], object]) -> None:
+    given = torch.full((2, 8), -1.0)
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with retape.recompute(DROP):
+        loss = (x + given).sin().sin().sum()
+    with retape.recompute(DROP):
+        write(given)
+    with pytest.raises(retape.ReplayMismatch, match="aten::add read in forward.*inplace"):
+        loss.backward()
 
 
 def test_a_released_storage_is_not_gathered_again() -> None:

@@ -558,3 +558,27 @@ def test_it_says_when_the_plain_step_has_ended() -> None:
     found = retape.verify(Watched(), models.x(), before_recompute=lambda: seen.append("told"))
     assert found.kind == "equal"
     assert seen == ["plain", "plain", "told", "recomputed"]
+
+
+def test_a_graph_that_eager_holds_for_ever_is_no_leak() -> None:
+    """Its buffer is saved and then written: the buffer's history owns the buffer."""
+
+    def make() -> retape.Step:
+        torch.manual_seed(1)
+        buffers = nn.Module()
+        buffers.register_buffer("cache", torch.rand(2, 5, 3))
+        table = torch.rand(5, 3, requires_grad=True)
+        other = torch.rand(4, requires_grad=True)
+
+        def forward() -> dict[str, torch.Tensor]:
+            with retape.recompute(retape.Policy.full().anchors(False)):
+                scaled = table / (buffers.cache.abs() + 1)
+                buffers.cache.addcmul_(scaled, scaled, value=-0.5)
+                loss = other.sin().sin().sum()
+            return {"loss": loss}
+
+        return retape.Step(forward, modules=[buffers], leaves={"table": table, "other": other})
+
+    verdict = retape.verify(make, policy=None, orders=True, may_be_dead=["table"])
+    assert verdict.findings == []
+    assert verdict, verdict

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from . import extensions, prelude
 from .fillers import LIMIT, NoFit, Values, storage, usable
-from .kinds import KINDS
+from .kinds import KINDS, Kind
 from .program import BACKWARDS, INPLACE, Program, Step, difference, names_of_programs, run
 
 POLICIES = (
@@ -67,6 +67,7 @@ class _Maker:
         self.writes_behind = False
         self.writes_given = False
         self.unseen_given = False
+        self.undefined = False  # eager's own result is: it reads what was written without a trace
         self.blocks: list[_Block] = []
         self.leaves = self._leaves()
         self.values = Values(rng, self.env, set(self._tensors()))
@@ -162,8 +163,10 @@ class _Maker:
         if kind.name == "delete" and holes["a"] in self._before_innermost_function() | {"?"}:
             return False
         written = [self.env[holes[letter]] for letter in kind.writes]
+        versions = [tensor._version for tensor in written]
+        frozen = any(map(self.values.frozen, written))
         hidden = kind.unseen or any(storage(t) in self.values.aliased for t in written)
-        if hidden and any(map(self.values.frozen, written)):
+        if hidden and frozen:
             return False  # eager would not notice either: it promises nothing
         behind = any(map(self.values.behind_a_scope, written))
         given = any(storage(tensor) in self.given for tensor in written)
@@ -186,6 +189,10 @@ class _Maker:
             for name in results:
                 self.env.pop(name, None)
             return False
+        if self._in_handler(kind) and versions == [tensor._version for tensor in written]:
+            # What a handler of a dispatch mode writes may move no version: scopes alone see it.
+            hidden |= not self.values.scope
+            self.undefined |= frozen
         self.writes_behind |= behind
         self.writes_given |= given
         self.unseen_given |= given and hidden
@@ -198,6 +205,10 @@ class _Maker:
         self.count += len(results)
         self.steps.append(step)
         return True
+
+    def _in_handler(self, kind: Kind) -> bool:
+        modes = any(block.kind in ("mode", "flop_counter") for block in self.blocks)
+        return bool(kind.writes) and (modes or "FlopCounterMode" in kind.text)
 
     def _fits(self, name: str) -> bool:
         value = self.env[name]
@@ -238,7 +249,7 @@ def _grow(rng: random.Random, seed: int, length: int) -> Program | None:
         maker.close()
     tensors = {n: v for n, v in maker.env.items() if usable(v)}
     live = [n for n, v in tensors.items() if n[0] == "v" and n[1:].isdigit() and v.requires_grad]
-    if not live:
+    if not live or maker.undefined:
         return None
     terms = [rng.choice(LOSS_TERMS).format(name) for name in live if rng.random() < 0.7]
     terms = terms or [f"{live[-1]}.sum()"]
