@@ -156,6 +156,12 @@ def _plain(
         return function(*args, **kwargs)
 
 
+def _is_idle_in_replay(second: Any) -> bool:
+    """The recompute half does nothing that replay lacks: selective, or casts, which replay repeats."""
+    selective = isinstance(second, torch_checkpoint._CachedTorchDispatchMode)
+    return selective or type(second) in (nullcontext, torch.autocast)
+
+
 def _replay(
     function: Callable[..., Any],
     args: tuple,
@@ -172,7 +178,7 @@ def _replay(
     selective = policy_of(context)
     if selective is not None:
         rule, context = selective, _NOTHING
-    elif type(second) not in (nullcontext, torch.autocast):  # replay repeats the casts of forward
+    if not _is_idle_in_replay(second):
         _warn_not_entered(type(second))
     with _C.Scope(rule, name), context:
         return function(*args, **kwargs)

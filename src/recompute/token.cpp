@@ -118,7 +118,11 @@ at::Tensor Token::call_unpack_hook() {
   }
   if (pass < 0) {
     // Looked at from outside of backward (grad_fn._saved_self). It stays, as autograd's own would: what
-    // is written to it now is what backward gets.
+    // is written to it now is what backward gets, in whichever slot it was saved.
+    {
+      TapeLock lock(*tape_);
+      value_->alias = brought.storage;
+    }
     let_go();
     storage_ = brought.storage;
   }

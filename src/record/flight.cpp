@@ -430,6 +430,9 @@ void Recorder::supersede(const Written& written) {
     if (before.tokens > 0) {
       before.alias = written.storage;  // autograd would hold it too
     }
+    if (written.input < 0 && (!before.given || before.made_here)) {
+      made_here_[written.storage];  // its next version is a root
+    }
   }
   table_.erase(written.storage.unsafeGetStorageImpl());
   if (!written.before || written.before->given) {

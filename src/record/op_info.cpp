@@ -64,6 +64,8 @@ bool storable(const c10::TypePtr& type, bool in_list = false) {
       return storable(type->containedType(0), in_list);
     case Kind::ListType:
       return !(in_list && has_tensor(type)) && storable(type->containedType(0), /*in_list=*/true);
+    case Kind::GeneratorType:
+      return !in_list;  // replay restores the state of one
     case Kind::ClassType:
     case Kind::StorageType:
     case Kind::StreamObjType:
@@ -75,6 +77,13 @@ bool storable(const c10::TypePtr& type, bool in_list = false) {
     default:
       return !has_tensor(type);
   }
+}
+
+bool is_generator(const c10::TypePtr& type) {
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    return is_generator(optional->getElementType());
+  }
+  return type->kind() == c10::TypeKind::GeneratorType;
 }
 
 void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
@@ -90,7 +99,8 @@ void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
     if (arg.alias_info() != nullptr && arg.alias_info()->isWrite()) {
       info.writes.push_back(static_cast<uint16_t>(i));
     }
-    if (arg.name() == "generator") {
+    if (is_generator(arg.type())) {
+      info.several_generators = info.generator_arg >= 0;
       info.generator_arg = static_cast<int>(i);
     }
     if (arg.name() == "training" || arg.name() == "train") {
@@ -172,7 +182,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
   const bool replaceable = std::all_of(
       args.begin(), args.end(), [](const c10::Argument& arg) { return storable(arg.type()); });
   // An in-place op without a result (foreach) still makes new versions of what it writes.
-  info.has_recipe = (info.returns_tensors || !info.writes.empty()) && known && !effectful &&
+  info.has_recipe = (info.returns_tensors || !info.writes.empty()) && known && !effectful && !info.several_generators &&
       !info.uninitialized && replaceable;
   return info;
 }

@@ -36,6 +36,7 @@ struct OpInfo {
   bool pointwise = false;      // looks at nothing but its elements
   bool random = false;         // draws from a generator
   int generator_arg = -1;
+  bool several_generators = false;
   bool uninitialized = false;  // returns memory that nobody has written
   c10::SmallVector<uint16_t, 1> overwrites;  // of the arguments it writes, those it leaves nothing of
   int result_arg = -1;  // out=, the first: written in any case, the others perhaps only in training

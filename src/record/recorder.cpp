@@ -123,7 +123,27 @@ void Recorder::hand_over(const Region& inner) {
     if (value->needed()) {
       keep(*value);
     }
+    value->made_here = true;
+    if (const auto home = value->home.lock()) {
+      made_here_[c10::Storage(home)];
+    }
     sever(*value);
+  }
+}
+
+// Roots that a legal write after the scope would change: running statistics, and what the scope itself
+// has made and autograd has not saved. What it was given is not copied: inputs are large (docs/limits.md).
+void Recorder::copy_what_may_change() {
+  for (const auto& [storage, entry] : table_) {
+    const auto value = entry.get();
+    if (!value || value->copied || value->hold != Hold::Kept || value->readers.empty()) {
+      continue;
+    }
+    const bool ours = value->made_here && value->in_use_elsewhere() && is_held_for_recipes(*value);
+    if (value->statistic || ours) {
+      value->data = copy_of(value->data);
+      value->copied = true;
+    }
   }
 }
 
@@ -137,13 +157,11 @@ void Recorder::end() {
   for (const auto& [storage, entry] : table_) {
     if (const auto value = entry.get()) {
       value->versions.rebase();
-      if (value->statistic && !value->copied && value->hold == Hold::Kept && !value->readers.empty()) {
-        value->data = copy_of(value->data);
-        value->copied = true;
-      }
     }
   }
+  copy_what_may_change();
   table_.clear();
+  made_here_.clear();
   given_.clear();
   given_sweep_at_ = kSweepAt;
   aliases_.clear();
@@ -329,6 +347,7 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
     value->leaf = tensor.is_leaf();
     value->owned_by_graph = is_owned_by_graph(tensor);
     value->given = true;
+    value->made_here = made_here_.find(storage.unsafeGetStorageImpl()) != nullptr;
     watch_overlapping(storage, *value);
   }
   value->uninitialized = false;  // read before it was written: what it holds is what counts

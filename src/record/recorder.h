@@ -9,6 +9,7 @@
 #include "policy/policy_impl.h"
 #include "record/foreign_memory.h"
 #include "record/tape.h"
+#include "record/weak_storages.h"
 #include "recompute/region.h"
 
 #include <ATen/core/stack.h>
@@ -142,6 +143,7 @@ class Recorder final : private Shelf {
   bool is_held_for_recipes(const Value& value) const;
   static std::vector<c10::intrusive_ptr<Value>> results_to_hold(const Balance& balance);
   void hand_over(const Region& inner);
+  void copy_what_may_change();
   void keep(Value& value) override;
   void drop(Value& value) override;
   void sever(Value& value) override;
@@ -197,6 +199,8 @@ class Recorder final : private Shelf {
   ska::flat_hash_map<const c10::StorageImpl*, Aliases> aliases_;
   ska::flat_hash_map<const c10::StorageImpl*, Opaque> opaque_;
   size_t opaque_sweep_at_ = kSweepAt;
+  struct MadeHere {};
+  WeakStorages<MadeHere> made_here_;  // storages of values that have become roots, or will when they are read
   ForeignMemory foreign_;
   size_t sweep_at_ = kSweepAt;
   size_t bytes_overwritten_ = 0;  // of roots that recipes read, since the last sweep for that reason

@@ -77,6 +77,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   bool owned_by_graph = false;  // root: a leaf that gets a gradient
   bool statistic = false;       // root: copied when the scope ends
   bool given = false;           // its home is not the tape's: a root's, of any version
+  bool made_here = false;       // root: on a storage that this scope has made
   bool lent = false;           // replayed, and the caller's storage is on the same bytes again
 
   uint32_t tokens = 0;   // tokens alive

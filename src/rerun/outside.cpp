@@ -46,7 +46,7 @@ bool Outside::holds(const at::Tensor& tensor) const {
 }
 
 void Outside::write(const Written& written) {
-  if (written.storage.nbytes() == written.copy.nbytes()) {
+  if (written.owns_its_memory()) {
     c10::GetAllocator(written.storage.device_type())
         ->copy_data(written.storage.mutable_data(), written.copy.data(), written.copy.nbytes());
   }
@@ -64,7 +64,7 @@ void Outside::put_back() const {
 
 void Outside::go_back_to(const Outside& first) {
   for (const auto& written : first.written_) {
-    if (find(written.storage) == nullptr) {
+    if (written.owns_its_memory() && find(written.storage) == nullptr) {
       written_.push_back(
           {written.storage, copy_of(written.storage), written.counter,
            written.counter.enabled() ? written.counter.current_version() : 0});

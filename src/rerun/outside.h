@@ -39,6 +39,13 @@ class Outside {
     c10::Storage copy;
     c10::VariableVersion counter;
     uint32_t version;
+    const void* owner = storage.data_ptr().get_context();
+
+    // Its memory may belong to another storage by now: share_memory_ moves it, and what it was moved from
+    // goes on naming the address.
+    bool owns_its_memory() const {
+      return storage.data_ptr().get_context() == owner && storage.nbytes() == copy.nbytes();
+    }
   };
 
   void save(const at::Tensor& tensor);

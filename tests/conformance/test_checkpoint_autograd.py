@@ -666,3 +666,15 @@ def test_checkpoint_detects_non_determinism_reentrant() -> None:
     out = checkpoint("reentrant", Changing(first, then), leaf(8))
     with pytest.raises(retape.ReplayMismatch):
         out.sum().backward()
+
+
+def test_replay_warns_where_only_the_second_context_is_the_users_own() -> None:
+    class Counting(contextlib.nullcontext):
+        pass
+
+    def contexts() -> tuple:
+        selective, _ = torch_checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+        return selective, Counting()
+
+    with pytest.warns(UserWarning, match="does not enter the second context.*Counting"):
+        checkpoint("replay", chain, leaf(8), context_fn=contexts)

@@ -44,11 +44,17 @@ def under(policy: Any) -> Way:
     return way
 
 
+def nested(function: Callable[..., Any], *args: Any) -> Any:
+    with retape.recompute("full"):
+        return retape.checkpoint(function, *args)
+
+
 EVERY_WAY: dict[str, Way] = {
     "none": under("none"),
     "full": under("full"),
     "cheap": under("cheap"),
     "checkpoint": retape.checkpoint,
+    "nested": nested,
 }
 WAYS = pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
 

@@ -315,3 +315,27 @@ def test_a_write_through_set_under_a_mode(way: Way) -> None:
         return y.detach(), x.grad, x.detach()
 
     assert_as_eager(program, way)
+
+
+@WAYS
+@pytest.mark.parametrize("read_again", [False, True])
+def test_what_a_region_returns_may_change_after_it(way: Way, read_again: bool) -> None:
+    """A state that the region made, and that autograd has not saved: a legal write."""
+
+    def region(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 3
+        return ((x + h).sin() if not read_again else x.sin()), h
+
+    def program(way: Way) -> Tensor:
+        x = leaf(4)
+
+        def outer(x: Tensor) -> tuple[Tensor, Tensor]:
+            y, h = way(region, x)
+            return ((y + h).cos() if read_again else y), h
+
+        y, h = way(outer, x)
+        h.add_(1)
+        (y.sum() + h.sum()).backward()
+        return x.grad
+
+    assert_as_eager(program, way)

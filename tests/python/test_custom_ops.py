@@ -386,3 +386,71 @@ def test_a_replayable_op_that_draws_now_and_then(way: Way) -> None:
 def test_what_names_no_op_is_refused(name: Any) -> None:
     with pytest.raises(retape.UsageError, match=r"\[replayable\].*Fix:"):
         retape.replayable(name)
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "(Tensor x, Generator? g) -> Tensor",
+        "(Tensor x, *, Generator? source) -> Tensor",
+        "(Tensor x, Generator generator) -> Tensor",
+    ],
+)
+def test_a_generator_is_restored_whatever_its_argument_is_called(way: Way, schema: str) -> None:
+    name = f"op{next(numbers)}"
+
+    def kernel(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        (source,) = (*args, *kwargs.values())
+        return x * torch.rand(x.shape, generator=source)
+
+    LIBRARY.define(name + schema)
+    LIBRARY.impl(name, kernel, "CPU")
+    retape.replayable(f"retape_test_ops::{name}")
+    op = getattr(torch.ops.retape_test_ops, name)
+
+    def program(way: Way) -> Any:
+        source = torch.Generator().manual_seed(7)
+        given = {"source": source} if "*" in schema else {}
+        x = leaf(4, 4)
+        args = () if given else (source,)
+        way(lambda x: (x * op(x.detach(), *args, **given)).sin(), x).sum().backward()
+        return x.grad, source.get_state()
+
+    assert_as_eager(program, way)
+
+
+def test_an_op_that_draws_from_two_generators_is_kept() -> None:
+    name = f"op{next(numbers)}"
+    LIBRARY.define(f"{name}(Tensor x, Generator a, Generator b) -> Tensor")
+    LIBRARY.impl(
+        name, lambda x, a, b: x * torch.rand(x.shape, generator=a) * torch.rand(x.shape, generator=b), "CPU"
+    )
+    retape.replayable(f"retape_test_ops::{name}")
+    op = getattr(torch.ops.retape_test_ops, name)
+
+    def program(way: Way) -> Any:
+        sources = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        x = leaf(4, 4)
+        way(lambda x: (x * op(x.detach(), *sources)).sin(), x).sum().backward()
+        return x.grad, *(source.get_state() for source in sources)
+
+    assert_as_eager(program, retape.checkpoint)
+
+
+@pytest.mark.parametrize(("library", "known"), [("flash_attn", True), ("retape_test_flash_attn", False)])
+def test_known_pure_ops_of_other_libraries_are_replayed(library: str, known: bool) -> None:
+    """By their names: the library itself need not be the one that is popular."""
+    ops = torch.library.Library(library, "FRAGMENT")
+    ops.define("_flash_attn_varlen_forward(Tensor x) -> Tensor")
+    calls = []
+
+    def kernel(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x * 2
+
+    ops.impl("_flash_attn_varlen_forward", kernel, "CPU")
+    op = getattr(torch.ops, library)._flash_attn_varlen_forward
+    x = leaf(4)
+    retape.checkpoint(lambda x: (x * op(x.detach())).sin(), x).sum().backward()
+    assert len(calls) == (2 if known else 1)

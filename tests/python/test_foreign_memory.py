@@ -14,6 +14,8 @@ import torch
 from tests.python.as_eager import WAYS, Way, assert_as_eager, assert_as_eager_or_mismatch, leaf
 from torch import Tensor
 
+import retape
+
 Alias = Callable[[Tensor], Tensor]
 
 
@@ -334,3 +336,51 @@ def test_a_weight_whose_version_is_put_back_twice(way: Way) -> None:
         return x.grad, w.grad, w.detach()
 
     assert_as_eager(program, way)
+
+
+WRITES = pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: by_numpy(t).mul_(2),
+        lambda t: by_dlpack(t).mul_(2),
+        lambda t: t.apply_(lambda x: 2 * x),
+        lambda t: t.data.mul_(2),
+    ],
+    ids=["numpy", "dlpack", "apply_", "data"],
+)
+
+
+@WAYS
+@WRITES
+def test_a_value_written_past_the_tape_may_change_after_the_region(
+    way: Way, write: Callable[[Tensor], Tensor]
+) -> None:
+    def program(way: Way) -> Tensor:
+        x = leaf(4, 4)
+
+        def region(x: Tensor) -> tuple[Tensor, Tensor]:
+            h = x.detach() * 3
+            write(h)
+            return (x + h).sin(), h
+
+        y, h = way(region, x)
+        h.add_(1)
+        y.sum().backward()
+        return x.grad
+
+    assert_as_eager(program, way)
+
+
+@pytest.mark.parametrize("method", ["replay", "rerun"])
+def test_a_region_moves_a_tensor_to_shared_memory(method: str) -> None:
+    def region(x: Tensor) -> Tensor:
+        h = x.detach() * 2
+        h.share_memory_()
+        return (x * h).sin()
+
+    def program(way: Way) -> Tensor:
+        x = leaf(4, 4)
+        way(region, x).sum().backward()
+        return x.grad
+
+    assert_as_eager(program, lambda f, *args: retape.checkpoint(f, *args, method=method))

@@ -305,3 +305,18 @@ def test_a_second_look_at_a_saved_tensor_sees_the_write(way: Way) -> None:
             return y.grad_fn._saved_self.clone()
 
     assert_raises_as_eager(program, way, INPLACE)
+
+
+@WAYS
+@pytest.mark.parametrize("op", [lambda h: h * h, lambda h: h.sin() * h, torch.sin], ids=["mul", "two", "sin"])
+def test_a_write_to_one_saved_slot_reaches_every_slot_of_that_tensor(way: Way, op: Any) -> None:
+    """Through `.data`, which no version shows: autograd holds one tensor in all of them."""
+
+    def program(way: Way) -> Tensor:
+        x = leaf(4)
+        y = way(lambda x: op(x * 2), x)
+        y.grad_fn._saved_self.data.mul_(3)
+        y.sum().backward()
+        return x.grad
+
+    assert_as_eager(program, way)
