@@ -101,6 +101,9 @@ def _register():
         replayable(f"{NAMESPACE}::{name}")
     library.define("scale_(Tensor(a!) x, float factor) -> ()")
     library.impl("scale_", _scale, "CompositeExplicitAutograd")
+    library.define("draws_from(Tensor x, Generator? source) -> Tensor")
+    library.impl("draws_from", lambda x, source: x * torch.rand(x.shape, generator=source), "CPU")
+    replayable(f"{NAMESPACE}::draws_from")
     library.define("composite(Tensor x) -> Tensor")
     library.impl("composite", lambda x: torch.sin(x) * x, "CompositeImplicitAutograd")
     return library

@@ -35,6 +35,8 @@ BLOCKS_BY_CHANCE = (
     *("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"),
     *("no_grad", "frozen", "mode", "flop_counter"),
 )
+# Steps that call what is kept, or written past the tape: what they make is where replay starts from.
+NOT_RECORDED = ("ops.", "autograd.grad", "Wrapped", "apply", "numpy", "dlpack", "buffer", "placed", "empty", "set_(", ".data")
 # What eager raises where a filling does not suit.
 MISFITS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, BufferError)
 LOSS_TERMS = (
@@ -65,6 +67,8 @@ class _Maker:
         self.steps: list[Step] = []
         self.count = 0
         self.writes_behind = False
+        self.writes_behind_roots = False
+        self.recorded: set[int] = set()  # storages that recorded ops of scopes have made
         self.writes_given = False
         self.unseen_given = False
         self.undefined = False  # eager's own result is: it reads what was written without a trace
@@ -168,7 +172,7 @@ class _Maker:
         hidden = kind.unseen or any(storage(t) in self.values.aliased for t in written)
         if hidden and frozen:
             return False  # eager would not notice either: it promises nothing
-        behind = any(map(self.values.behind_a_scope, written))
+        behind = [storage(t) for t in written if self.values.behind_a_scope(t)]
         given = any(storage(tensor) in self.given for tensor in written)
         results = tuple(f"v{self.count + i}" for i in range(kind.results))
         step = Step(kind.name, holes, results)
@@ -193,13 +197,17 @@ class _Maker:
             # What a handler of a dispatch mode writes may move no version: scopes alone see it.
             hidden |= not self.values.scope
             self.undefined |= frozen
-        self.writes_behind |= behind
+        self.writes_behind |= bool(behind)
+        self.writes_behind_roots |= not self.recorded.issuperset(behind)
         self.writes_given |= given
         self.unseen_given |= given and hidden
         self.values.aliased.update(storage(self.env[holes[letter]]) for letter in kind.aliases)
         if self.values.scope or "R." in kind.text:
             scope = self.values.scope or -len(self.steps) - 1  # one of its own, which has closed
-            touched += [storage(self.env[name]) for name in results]
+            made = {storage(self.env[name]) for name in results}
+            if not any(word in kind.text for word in NOT_RECORDED):
+                self.recorded |= made - set(touched)
+            touched += made
             for key in touched:
                 self.values.recorded.setdefault(key, set()).add(scope)
         self.count += len(results)
@@ -263,7 +271,7 @@ def _grow(rng: random.Random, seed: int, length: int) -> Program | None:
         backwards = [each for each in backwards if each != "orders"]
     backward = rng.choice(backwards)
     steps = tuple(maker.steps)
-    writes = maker.writes_behind, maker.writes_given
+    writes = maker.writes_behind, maker.writes_behind_roots, maker.writes_given
     return Program(seed, maker.leaves, steps, losses, outputs, backward, *writes)
 
 

@@ -73,6 +73,7 @@ class Program:
     outputs: tuple[str, ...]  # values that outlive forward
     backward: str
     writes_behind: bool = False  # outside of scopes, to a tensor that a scope has seen
+    writes_behind_roots: bool = False  # ... and that no recorded op of a scope has made
     writes_given: bool = False  # to a leaf: where there are two forwards, behind the first one's scopes
 
 
@@ -230,7 +231,7 @@ def _judged(program: Program, R: Any, counts: Counter[str]) -> tuple[str, str | 
         if INPLACE not in str(error):
             raise
         return "raised", difference(run(program), run(program, R))
-    if refused(program, verdict):
+    if refused(program, verdict, program.writes_behind if R is retape else program.writes_behind_roots):
         return "refused", None
     for name in ("tensors_compared", "values_checked", "ops_replayed"):
         counts[name] += getattr(verdict, name)
@@ -245,8 +246,8 @@ def only_kept(verdict: retape.Verdict) -> bool:
     return len(verdict.vacuous) == 1 and "found all that it needed kept" in verdict.vacuous[0]
 
 
-def refused(program: Program, verdict: retape.Verdict) -> bool:
-    """A tensor changed after its scope, where eager had not saved it: Retape may raise, not guess."""
+def refused(program: Program, verdict: retape.Verdict, behind: bool) -> bool:
+    """A root changed after its scope, where eager had not saved it: Retape may raise, not guess."""
     second_forward = program.writes_given and verdict.orders[-1] == "two forwards"
     told = INPLACE in verdict.error and not verdict.differences
-    return told and (program.writes_behind or second_forward)
+    return told and (behind or second_forward)

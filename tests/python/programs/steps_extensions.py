@@ -29,6 +29,7 @@ add(
     weight=2,
 )
 add("custom_drawing", "{r} = ops.draws({a})", one, weight=2)
+add("custom_drawing_from", "{r} = {a} * ops.draws_from({a}.detach(), gen)", one, weight=2)
 add("custom_by_numpy", "{r} = ops.by_numpy({a})", one)
 add("custom_of_a_list", "{r} = ops.total([{a}, {b}, {a}])", same_pair)
 for _name in ("pure", "opted_in", "draws", "by_numpy"):
