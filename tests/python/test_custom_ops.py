@@ -386,3 +386,21 @@ def test_a_replayable_op_that_draws_now_and_then(way: Way) -> None:
 def test_what_names_no_op_is_refused(name: Any) -> None:
     with pytest.raises(retape.UsageError, match=r"\[replayable\].*Fix:"):
         retape.replayable(name)
+
+
+@pytest.mark.parametrize(("name", "known"), [("_flash_attn_forward", True), ("another_op", False)])
+def test_ops_of_popular_libraries_that_are_known_to_be_pure_are_replayed(name: str, known: bool) -> None:
+    calls: list[Tensor] = []
+
+    def kernel(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x.expand(8, -1) * 2
+
+    with torch.library._scoped_library("flash_attn", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, kernel, "CPU")
+        x = leaf(4)
+        with retape.recompute(retape.Policy.full().anchors(False)):
+            loss = (x.sin() * getattr(torch.ops.flash_attn, name)(x.detach())).sum()
+        loss.backward()
+    assert len(calls) == 1 + known
