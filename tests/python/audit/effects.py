@@ -22,6 +22,12 @@ class Effects:
     recipe: bool
     uninitialized: bool
 
+    def kind(self, place: int) -> str:
+        """What a call does to this argument, as Retape counts it."""
+        if place in self.overwrites:
+            return "overwritten"
+        return "updated" if place in self.writes else "read"
+
 
 def effects_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Effects:
     name, overload = op._schema.name, op._schema.overload_name
