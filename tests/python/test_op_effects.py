@@ -1,7 +1,7 @@
 """What Retape assumes that aten ops write, overwrite and return, against what they do when they run.
 
 `make proofs` runs every overload that can be called (`python -m tests.python.audit`) and writes the tables
-of docs/proofs.md. Here run a fixed part of them, and all overloads that those tables name.
+of docs/proofs.md. Here run a fixed part of them, and all overloads that those tables or src/record/op_lists.h name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.python.audit.check import Checker
-from tests.python.audit.effects import effects_of
+from tests.python.audit.effects import effects_of, listed_overloads
 from tests.python.audit.variants import overloads
 from tools import effects_section
 
@@ -50,7 +50,7 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    names = set(re.findall(r"`(aten::[\w.]+)`", TABLES))
+    names = listed_overloads() | set(re.findall(r"`(aten::[\w.]+)`", TABLES))
     return _audit(tmp_path_factory.mktemp("named"), "--only", *sorted(names), *CALLERS)
 
 
