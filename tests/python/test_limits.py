@@ -1,16 +1,18 @@
-"""Lines of docs/limits.md that no other test shows, those that say "not noticed" among them."""
+"""Lines of docs/limits.md on writes, memory and random numbers that no other test shows, those that say "not
+noticed" among them; and that each line of that page names a test. Lines on where Retape stands aside and on what
+comes back: test_limits_kept. On ranks: test_limits_ranks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import retape
@@ -41,16 +43,26 @@ def is_right(make: Callable[[], tuple[Callable[[Tensor], Tensor], Callable[[], N
     return torch.equal(plain, recomputed)
 
 
-def test_memory_from_empty_that_numpy_fills_is_kept() -> None:
+ALLOCATIONS: dict[str, tuple[Callable[[], Tensor], bool]] = {
+    "empty": (lambda: torch.empty(8), True),
+    "zeros": (lambda: torch.zeros(8), True),
+    "overwritten by an op": (lambda: torch.empty(8).fill_(1), False),
+}
+
+
+@pytest.mark.parametrize(("allocate", "right"), ALLOCATIONS.values(), ids=ALLOCATIONS)
+def test_memory_that_numpy_fills_is_kept_unless_an_op_has_overwritten_it(
+    allocate: Callable[[], Tensor], right: bool
+) -> None:
     def make():
         def forward(x: Tensor) -> Tensor:
-            filled = torch.empty(8)
+            filled = allocate()
             filled.numpy()[:] = 3
             return (x * filled).sin().sum()
 
         return forward, nothing
 
-    assert is_right(make)
+    assert is_right(make) == right
 
 
 @pytest.mark.parametrize("announced", [False, True])
@@ -66,6 +78,47 @@ def test_a_recorded_result_that_numpy_changes_must_be_announced(announced: bool)
         return forward, nothing
 
     assert is_right(make) == announced
+
+
+@pytest.mark.parametrize("fix", ["none", "will_write", "empty", "keep_ops", "outside the scope"])
+def test_every_fix_for_a_write_that_is_not_noticed_works(fix: str) -> None:
+    def of(x: Tensor) -> Tensor:
+        made = torch.empty(8) if fix == "empty" else x.detach().exp()
+        if fix == "will_write":
+            retape.will_write(made)
+        made.numpy()[:] = 3
+        return made
+
+    def run(policy: object) -> Tensor:
+        x = torch.linspace(-1, 1, 8).requires_grad_()
+        outside = of(x) if fix == "outside the scope" else None
+        with retape.recompute(policy):
+            loss = (x * (of(x) if outside is None else outside)).sin().sum()
+        del outside
+        loss.backward()
+        return x.grad
+
+    policy = DROP.keep_ops(["aten::exp"]) if fix == "keep_ops" else DROP
+    assert torch.equal(run(policy), run("none")) == (fix != "none")
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_kernel_of_aten_that_is_overridden_in_forward_only(restored: bool) -> None:
+    def run(policy: object) -> Tensor:
+        x = torch.linspace(-0.5, 0.5, 8).requires_grad_()
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            library.impl("erfinv", lambda given: given * 3, "CPU", allow_override=True)
+            with retape.recompute(policy):
+                loss = (x * x.detach().erfinv()).sum()
+            if not restored:
+                loss.backward()
+        if restored:
+            loss.backward()
+        return x.grad
+
+    given = torch.linspace(-0.5, 0.5, 8)
+    assert torch.equal(run("none"), given * 3)
+    assert torch.equal(run(DROP), given.erfinv() if restored else given * 3)
 
 
 def test_apply_after_the_scope_is_not_noticed() -> None:
@@ -84,6 +137,20 @@ def test_numpy_after_the_scope_is_not_noticed() -> None:
     assert not is_right(make)
 
 
+def test_numpy_inside_the_scope_is_not_noticed() -> None:
+    def make():
+        given = torch.ones(2, 8)
+
+        def forward(x: Tensor) -> Tensor:
+            h = (x + given).sin()
+            given.numpy().fill(2)
+            return h.sin().sum()
+
+        return forward, nothing
+
+    assert not is_right(make)
+
+
 def test_a_write_after_a_scope_that_saw_only_data_is_not_noticed() -> None:
     def make():
         given = torch.ones(2, 8)
@@ -98,6 +165,18 @@ def test_data_that_is_written_after_the_scope_is_read_as_it_is_then() -> None:
         return lambda x: (x + given).sin().sin().sum(), lambda: given.data.mul_(2)
 
     assert not is_right(make)
+
+
+def test_data_that_plain_autograd_saved_is_read_as_it_is_then_by_both() -> None:
+    x, w = torch.ones(8, requires_grad=True), torch.ones(8, requires_grad=True)
+    for policy in ("none", DROP):
+        w.data.fill_(1)
+        with retape.recompute(policy):
+            loss = (x * w).sum()
+        w.data.mul_(2)
+        loss.backward(inputs=[x])
+        assert x.grad.eq(2).all()
+        x.grad = None
 
 
 @pytest.mark.parametrize(
@@ -153,27 +232,184 @@ def test_a_released_storage_is_not_gathered_again() -> None:
         loss.backward()
 
 
-def test_integer_results_of_routing_are_kept() -> None:
-    x = torch.linspace(-1, 1, 8).requires_grad_()
+class State(nn.Module):
+    """Each layer reads a state that the model overwrites after it."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((8,), 0.3))
+
+        def forward(self, x: Tensor, state: Tensor) -> Tensor:
+            return (x * self.weight + state).sin().sin()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([State.Layer(), State.Layer()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.ones(2, 8)
+        for layer in self.layers:
+            x = layer(x, state)
+            state.mul_(2)
+        return x.sum()
+
+
+def test_a_state_that_is_overwritten_after_the_layer_that_read_it_needs_one_scope_around_both() -> None:
+    x = torch.linspace(-1, 1, 8)
+    plain, recomputed, enabled = State(), State(), State()
+    plain(x).backward()
     with retape.recompute(DROP) as scope:
-        values, indices = x.sin().topk(2)
-        loss = values.sum()
-        del values, indices
+        loss = recomputed(x)
     loss.backward()
-    assert scope.stats.values_saved == 2  # x and the indices
-    assert scope.stats.values_dropped == 0
+    assert scope.stats.ops_replayed > 0
+    for ours, theirs in zip(recomputed.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+    retape.enable(enabled, layers="layers.*")
+    with pytest.raises(retape.ReplayMismatch, match="aten::add"):
+        enabled(x).backward()
 
 
-def test_what_another_thread_makes_is_given() -> None:
+@torch.library.custom_op("retape_limits::noise", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded])
+def noise(x: Tensor) -> Tensor:
+    for look in DURING_NOISE:
+        look()
+    return torch.rand_like(x)
+
+
+DURING_NOISE: list[Callable[[], object]] = []
+retape.replayable("retape_limits::noise")
+
+
+def test_another_thread_that_draws_while_a_random_op_is_replayed_draws_the_numbers_of_forward() -> None:
+    def drawn_on_another_thread() -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.rand, 8).result()
+
+    torch.manual_seed(3)
+    forwards = torch.rand(8)
+    torch.manual_seed(3)
     x = torch.linspace(-1, 1, 8).requires_grad_()
-    with ThreadPoolExecutor(1) as pool, retape.recompute(DROP) as scope:
-        pool.submit(lambda: x.sin().cos()).result()
-    assert scope.stats.ops_recorded == 0
+    with retape.recompute(DROP):
+        loss = (x * noise(x.detach())).sum()
+    state = torch.get_rng_state()
+    drawn: list[Tensor] = []
+    DURING_NOISE.append(lambda: drawn.append(drawn_on_another_thread()))
+    try:
+        loss.backward()
+    finally:
+        DURING_NOISE.clear()
+    assert torch.equal(drawn[0], forwards)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    named = set(re.findall(r"\b(test_\w+)(?:::(\w+))?", (ROOT / "docs/limits.md").read_text()))
-    assert len(named) > 20
-    for module, test in named:
-        (path,) = ROOT.glob(f"tests/*/{module}.py")
-        assert not test or f"def {test}(" in path.read_text(), (module, test)
+def peak_of_a_chain(policy: object) -> int:
+    x = torch.ones(1 << 12, requires_grad=True)
+    with retape.memory.Meter() as meter:
+        with retape.recompute(policy):
+            y = x
+            for _ in range(64):
+                y = y.sin()
+        y.sum().backward()
+        return meter.peak // x.nbytes
+
+
+def test_what_a_policy_function_drops_as_a_whole_comes_back_as_a_whole() -> None:
+    assert peak_of_a_chain("full") < 32
+    assert peak_of_a_chain(lambda info: False) > 60
+
+
+def test_a_policy_that_names_what_to_drop_is_obeyed_where_that_costs_more() -> None:
+    def held(policy: object) -> int:
+        x = torch.ones(256, requires_grad=True)
+        with retape.memory.Meter() as meter:
+            table = torch.ones(64, 256)
+            with retape.recompute(policy):
+                loss = (x.sin() * table.sum(0)).sum()
+            del table
+            return meter.current - loss.nbytes
+
+    row, table = 256 * 4, 64 * 256 * 4
+    assert held("none") == row
+    assert held("full") == held("cheap") == row
+    assert held(lambda info: False) == held(retape.Policy.none().drop_ops(["aten::sum"])) >= table
+
+
+def test_of_a_written_tensor_and_what_was_computed_from_it_the_smaller_is_held() -> None:
+    def held(given: Tensor, compute: Callable[[Tensor], Tensor], policy: object) -> int:
+        x = torch.ones(256, requires_grad=True)
+        with retape.memory.Meter() as meter:
+            with retape.recompute(policy):
+                loss = (x.sin() * compute(given)).sum()
+                given.mul_(2)
+            return meter.current - loss.nbytes
+
+    row, table = torch.ones(1, 256), torch.ones(64, 256)
+    assert held(table, lambda given: given.sum(0), DROP) < 2 * row.nbytes
+    assert held(row, lambda given: given.expand(64, -1) * 2, DROP) < 2 * row.nbytes
+    assert held(row, lambda given: given.expand(64, -1) * 2, "none") >= table.nbytes
+
+
+def test_a_meter_counts_tensors_and_neither_nodes_nor_objects_nor_scratch_memory() -> None:
+    a, b, out = torch.ones(3, 256, 256).unbind()
+    with retape.memory.Meter() as meter:
+        x = torch.ones(256, requires_grad=True)
+        kept = [bytearray(1 << 20), a.numpy().copy()]
+        for _ in range(1000):
+            kept.append(x.view(-1))
+        torch.mm(a, b, out=out)
+        assert meter.peak == x.nbytes
+
+
+# ---- the page
+
+NAMED = re.compile(r"\b(test_\w+)(?:::(\w+))?")
+
+
+def lines_of(page: str) -> Iterator[str]:
+    """Rows of tables, and paragraphs; not those under "Not run here"."""
+    for section in page.split("\n## "):
+        if section.startswith("Not run here"):
+            continue
+        for block in section.partition("\n")[2].split("\n\n"):
+            lines = block.strip().splitlines()
+            rows = [line for line in lines if line.startswith("|")]
+            yield from rows[2:]  # after the heading
+            if text := " ".join(line for line in lines if line not in rows):
+                yield text
+
+
+def is_a_test(module: str, test: str) -> bool:
+    paths = list((ROOT / "tests/python").glob(f"{module}.py"))
+    return len(paths) == 1 and (not test or f"def {test}(" in paths[0].read_text(encoding="utf-8"))
+
+
+def lines_without_tests(page: str) -> list[str]:
+    """Those that name none, or one that does not exist."""
+    return [
+        line
+        for line in lines_of(page)
+        if not NAMED.findall(line) or not all(is_a_test(*named) for named in NAMED.findall(line))
+    ]
+
+
+PAGE = (ROOT / "docs/limits.md").read_text(encoding="utf-8")
+
+
+def test_every_line_of_the_page_names_tests_that_exist() -> None:
+    assert len(list(lines_of(PAGE))) > 45
+    assert lines_without_tests(PAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "missing"),
+    [
+        ("# Limits\nA line. (test_limits)\n\nAnother.\n", ["Another."]),
+        ("# Limits\n## A\nA line. (test_limits::test_gone)\n", ["A line. (test_limits::test_gone)"]),
+        ("# Limits\n## A\n| a | b |\n|---|---|\n| c | |\n| d | test_limits |\n", ["| c | |"]),
+        ("# Limits\n## Not run here\nA line.\n", []),
+    ],
+)
+def test_a_line_without_a_test_is_found(page: str, missing: list[str]) -> None:
+    assert lines_without_tests(page) == missing

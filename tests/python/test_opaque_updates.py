@@ -7,7 +7,11 @@ function runs. The bits that were read have to be there in backward.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -173,3 +177,47 @@ def test_a_compiled_layer_that_updates_its_statistics(way: Way, backend: str) ->
         return y.detach(), x.grad, norm.weight.grad.clone(), buffers
 
     assert_as_eager(program, way)
+
+
+COMPILED_BEFORE = """
+import sys, torch, retape
+from torch._dynamo.utils import counters
+
+def doubled(state):
+    state.mul_(2)
+    return state.sum()
+
+compiled = torch.compile(doubled, backend=sys.argv[1])
+compiled(torch.ones(2, 8))
+graphs = [counters["stats"]["unique_graphs"]]
+
+def gradient(policy):
+    state, x = torch.ones(2, 8), torch.linspace(-1, 1, 8).requires_grad_()
+    with retape.recompute(policy) as scope:
+        h = (x + state).sin()
+        compiled(state)
+        loss = h.sin().sum()
+    del h
+    loss.backward()
+    return x.grad, scope.stats.ops_replayed
+
+eager, _ = gradient("none")
+for _ in range(2):
+    recomputed, replayed = gradient(retape.Policy.full().anchors(False))
+    assert torch.equal(eager, recomputed) and replayed > 0
+    graphs.append(counters["stats"]["unique_graphs"])
+print(graphs)
+"""
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_function_that_was_compiled_before_the_first_scope_is_compiled_again_in_a_scope(backend: str) -> None:
+    """In a process of its own, where no scope has been open."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED_BEFORE, backend],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[1, 2, 2]\n", done.stdout + done.stderr

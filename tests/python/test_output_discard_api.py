@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -319,6 +320,46 @@ def test_write_that_the_version_counter_does_not_see(backend: str) -> None:
     else:
         with pytest.raises(retape.ReplayMismatch, match="expected the same bytes, got others"):
             grads(lambda: Counted(backend))
+
+
+def gradient_after_a_write(new: Callable[[], Any], write: Callable[[Tensor], Any]) -> Tensor:
+    """`write` changes what the discarded output is replayed from."""
+    x, given, ckpt = torch.ones(2, 4, requires_grad=True), torch.ones(2, 4), new()
+    h = ckpt.checkpoint(lambda x: x + given, x)
+    z = h * h
+    ckpt.discard_output_and_register_recompute(z)
+    del h
+    write(given)
+    z.sum().backward()
+    return x.grad
+
+
+def on_another_thread(write: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def written(tensor: Tensor) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(write, tensor).result()
+
+    return written
+
+
+@pytest.mark.parametrize("write", [lambda t: t.mul_(2), lambda t: t.data.mul_(2)], ids=["itself", "data"])
+def test_write_to_what_a_discarded_output_is_replayed_from(write: Callable[[Tensor], Any]) -> None:
+    Counted.freed = 0
+    plain = gradient_after_a_write(Plain, write)
+    assert equal(gradient_after_a_write(lambda: Counted("cpp"), write), plain)
+    assert Counted.freed > 0
+
+
+def test_write_of_another_thread_to_what_a_discarded_output_is_replayed_from() -> None:
+    def by_data(tensor: Tensor) -> None:
+        tensor.data.mul_(2)
+
+    in_place = on_another_thread(lambda tensor: tensor.mul_(2))
+    with pytest.raises(retape.ReplayMismatch, match="inplace"):
+        gradient_after_a_write(lambda: Counted("cpp"), in_place)
+    plain = gradient_after_a_write(Plain, on_another_thread(by_data))
+    found = gradient_after_a_write(lambda: Counted("cpp"), on_another_thread(by_data))
+    assert not equal(found, plain)  # docs/limits.md
 
 
 @pytest.mark.parametrize("discard", [False, True])

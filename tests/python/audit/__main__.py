@@ -21,19 +21,20 @@ from typing import Any
 import torch
 
 from . import database, schemas
-from .check import Checker, Report
-from .variants import overloads
+from .check import CALLS, Checker, Report
+from .variants import is_out, overloads
 
 PATIENCE = 20  # seconds of a batch, in a child
 BATCH = 12
+OFTEN = 10  # times as many calls, where something is special
 
 
-def in_child(work: Callable[[Checker], None], seen: dict[str, set[str]]) -> Report | None:
-    """The report of what `work` did; None if the process died of it."""
+def in_child(work: Callable[[Checker], None], checker: Checker) -> Report | None:
+    """The report of what `work` did with a copy of `checker`; None if the process died of it."""
     with tempfile.TemporaryFile() as file:
         pid = os.fork()
         if pid == 0:
-            _child(work, seen, file)
+            _child(work, checker, file)
         _, status = os.waitpid(pid, 0)
         if status != 0:
             return None
@@ -41,7 +42,7 @@ def in_child(work: Callable[[Checker], None], seen: dict[str, set[str]]) -> Repo
         return pickle.load(file)
 
 
-def _child(work: Callable[[Checker], None], seen: dict[str, set[str]], file: Any) -> None:
+def _child(work: Callable[[Checker], None], checker: Checker, file: Any) -> None:
     status = 1
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -50,7 +51,6 @@ def _child(work: Callable[[Checker], None], seen: dict[str, set[str]], file: Any
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        checker = Checker(seen)
         work(checker)
         pickle.dump(checker.report, file)
         file.flush()
@@ -63,7 +63,8 @@ def over_database(entries: list[str], total: Report) -> list[str]:
     """Adds what all entries show to `total`; returns those that ended their process."""
 
     def run(some: list[str]) -> Report | None:
-        return in_child(lambda c: [database.audit_entry(name, c) for name in some] and None, total.signatures)
+        checker = Checker(total.signatures)
+        return in_child(lambda c: [database.audit_entry(name, c) for name in some] and None, checker)
 
     died = []
     for batch in _batches(entries, "entries of the database"):
@@ -80,15 +81,16 @@ def over_database(entries: list[str], total: Report) -> list[str]:
     return died
 
 
-def over_schemas(families: list[list[str]], total: Report) -> set[tuple[str, int]]:
+def over_schemas(families: list[list[str]], total: Report, often: int = 1) -> set[tuple[str, int]]:
     """The same of overloads; returns the calls, by number, that ended their process."""
     progress = schemas.Progress()
     fatal: set[tuple[str, int]] = set()
 
     def run(some: list[list[str]]) -> Report | None:
+        wanted = schemas.WANTED * often
         return in_child(
-            lambda c: [schemas.audit_family(f, c, progress, fatal) for f in some] and None,
-            total.signatures,
+            lambda c: [schemas.audit_family(f, c, progress, fatal, wanted) for f in some] and None,
+            Checker(total.signatures, CALLS * often),
         )
 
     for batch in _batches(families, "families of overloads"):
@@ -113,14 +115,24 @@ def _batches(jobs: list[Any], what: str) -> Iterator[list[Any]]:
         yield jobs[start : start + BATCH]
 
 
-def run(part: int, parts: int) -> dict[str, Any]:
-    """Every `parts`-th entry and family, from `part` on: all of them with 0 of 1."""
+def run(part: int, parts: int, only: set[str]) -> dict[str, Any]:
+    """Every `parts`-th entry and family, from `part` on: all of them with 0 of 1, or `only` these entries and
+    the families of these overloads. A run that is not a part calls those families again and more often that
+    have something special: few calls may show one overload and miss another."""
     begun = sum(os.times()[:4])
     total = Report()
-    died = over_database(database.entries()[part::parts], total)
+    entries = [name for name in database.entries() if name in only or not only]
+    died = over_database(entries[part::parts], total)
     print(f"database: {sum(os.times()[:4]) - begun:.0f} s", file=sys.stderr)
-    rest = set(overloads()) - set(total.calls) if parts == 1 else set(overloads())
-    fatal = over_schemas(schemas.families(rest)[part::parts], total)
+    every = schemas.families(set(overloads()))
+    if only:
+        rest = [family for family in every if only.intersection(family)]
+    else:
+        rest = schemas.families(set(overloads()) - set(total.calls)) if parts == 1 else every
+    fatal = over_schemas(rest[part::parts], total)
+    if parts == 1:
+        special = total.special()
+        fatal |= over_schemas([family for family in every if special.intersection(family)], total, OFTEN)
     ran = set(total.calls) | total.composites
     return {
         "torch": torch.__version__,
@@ -138,6 +150,13 @@ def run(part: int, parts: int) -> dict[str, Any]:
             name: {"arguments": sorted(arguments), "recipe": any(arguments.values())}
             for name, arguments in sorted(total.hidden.items())
         },
+        "written": {
+            name: {
+                argument: {"out": is_out(name, argument), "kinds": sorted(kinds)}
+                for argument, kinds in sorted(arguments.items())
+            }
+            for name, arguments in sorted(total.written.items())
+        },
         "uninitialized": sorted(total.uninitialized),
         "replaced": sorted(total.replaced - total.survives),
         "seconds": round(sum(os.times()[:4]) - begun),
@@ -148,10 +167,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.python.audit", description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th job, from I on")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="overloads, entries of the database")
     options = parser.parse_args()
     torch.set_num_threads(1)
     part, parts = map(int, options.part.split("/"))
-    found = run(part, parts)
+    found = run(part, parts, set(options.only))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     sys.exit(1 if found["findings"] or found["died"] else 0)

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from .effects import Effects, effects_of
 from .memory import Copier, covers, fill, has_bytes, poison, raw, tensors_in, visible
+from .variants import is_out
 
 PATTERNS = (0x00, 0xFF)  # what an overwritten argument holds before: zeros; NaN, -1, True
 POISONS = (0x5A, 0xC3)
@@ -28,6 +29,7 @@ class Report:
     calls: Counter[str] = field(default_factory=Counter)  # by overload
     signatures: dict[str, set[str]] = field(default_factory=dict)
     hidden: dict[str, dict[str, bool]] = field(default_factory=dict)  # argument: may it be replayed?
+    written: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # argument: what it counts as
     uninitialized: set[str] = field(default_factory=set)
     survives: set[str] = field(default_factory=set)  # writes, and something of the old content stays
     replaced: set[str] = field(default_factory=set)  # writes, and nothing of it stays
@@ -43,11 +45,23 @@ class Report:
             self.signatures.setdefault(name, set()).update(keys)
         for name, arguments in other.hidden.items():
             self.hidden.setdefault(name, {}).update(arguments)
+        for name, arguments in other.written.items():
+            for argument, kinds in arguments.items():
+                self.written.setdefault(name, {}).setdefault(argument, set()).update(kinds)
         self.uninitialized |= other.uninitialized
         self.survives |= other.survives
         self.replaced |= other.replaced
         self.composites |= other.composites
         self.errors |= other.errors
+
+    def special(self) -> set[str]:
+        """Overloads that docs/proofs.md names: not all of their arguments and results are as usual."""
+        return set(self.hidden) | self.uninitialized | {
+            name
+            for name, arguments in self.written.items()
+            for argument, kinds in arguments.items()
+            if kinds != {"overwritten" if is_out(name, argument) else "updated"}
+        }
 
 
 def _place(op: Any) -> dict[str, int]:
@@ -88,15 +102,16 @@ def _refuses_to_resize(error: Exception) -> bool:
 
 
 class Checker:
-    def __init__(self, seen: dict[str, set[str]] | None = None) -> None:
+    def __init__(self, seen: dict[str, set[str]] | None = None, calls: int = CALLS) -> None:
         self.report = Report()
         self._seen = seen or {}  # signatures that were called before, elsewhere
+        self._calls = calls
 
     def wants(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Another signature of this overload, as long as it has not been called often."""
         name = op.name()
         seen = self.report.signatures.get(name, set()) | self._seen.get(name, set())
-        if len(seen) >= CALLS or signature(op, args, kwargs) in seen:
+        if len(seen) >= self._calls or signature(op, args, kwargs) in seen:
             return False
         return sum(x.untyped_storage().nbytes() for x in tensors_in((args, kwargs))) <= LARGEST
 
@@ -154,6 +169,9 @@ class Checker:
         }
         theirs = {storage._cdata for place, storage, _ in before if place in declared}
         report.counts["arguments compared"] += len(before)
+        for place in {place for place, _, _ in before} & (declared | effects.writes):
+            kinds = report.written.setdefault(op.name(), {}).setdefault(op._schema.arguments[place].name, set())
+            kinds.add(effects.kind(place))
         for place, storage, content in before:
             if raw(storage) == content:
                 continue

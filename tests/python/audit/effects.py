@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,12 @@ import torch
 
 import retape
 
+from .variants import overloads
+
 BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "PrivateUse1")
+LISTS = (
+    "kHiddenWrites", "kHiddenState", "kPartlyUnwritten", "kOutUpdated", "kUninitialized", "kOverwrite", "kMetadataOnly",
+)
 
 
 @dataclass(frozen=True)
@@ -22,10 +26,16 @@ class Effects:
     recipe: bool
     uninitialized: bool
 
+    def kind(self, place: int) -> str:
+        """What a call does to this argument, as Retape counts it."""
+        if place in self.overwrites:
+            return "overwritten"
+        return "updated" if place in self.writes else "read"
+
 
 def effects_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Effects:
     name, overload = op._schema.name, op._schema.overload_name
-    found = (getattr(retape._C, "op_effects", None) or _from_lists)(name, overload, args, kwargs)
+    found = retape._C.op_effects(name, overload, args, kwargs)
     return Effects(
         frozenset(found["writes"]),
         frozenset(found["overwrites"]),
@@ -41,41 +51,10 @@ def is_composite(op: Any) -> bool:
     return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in BACKENDS)
 
 
-# Until the core has op_effects: the same from src/record/op_lists.h, as describe() reads it.
-
-
-@functools.cache
-def _lists() -> dict[str, set[str]]:
+def listed_overloads() -> set[str]:
+    """Those of which src/record/op_lists.h says what their schemas do not: what they write, overwrite or leave
+    unwritten."""
     text = (Path(__file__).parents[3] / "src/record/op_lists.h").read_text(encoding="utf-8")
-    arrays = re.findall(r"constexpr std::array (k\w+)\{(.*?)\};", text, re.DOTALL)
-    return {name: set(re.findall(r'Names\("([^"]+)"\)', body)) for name, body in arrays}
-
-
-def _from_lists(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
-    op = getattr(packet, overload or "default")
-    schema, lists, tags = op._schema, _lists(), op.tags
-    writes = [i for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-    given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
-    training = bool(given.get("training", given.get("train")))
-    metadata = torch.Tag.inplace_view in tags and name in lists["kMetadataOnly"]
-    overwrites = torch.Tag.out in tags or name in lists["kOverwrite"]
-    uninitialized = name in lists["kUninitialized"]
-    if name in lists["kUpdateStatistics"]:
-        writes = [3, 4] if training else []
-        overwrites = False
-    if metadata:
-        writes = []
-    effectful = (
-        (torch.Tag.dynamic_output_shape in tags and name not in lists["kPicks"])
-        or torch.Tag.data_dependent_output in tags
-        or torch.Tag.inplace_view in tags
-        or torch.Tag.maybe_aliasing_or_mutating in tags
-        or name in lists["kHiddenState"]
-    )
-    return {
-        "writes": writes,
-        "overwrites": writes if overwrites else [],
-        "recipe": not effectful and not uninitialized,
-        "uninitialized": uninitialized,
-    }
+    arrays = dict(re.findall(r"constexpr std::array (k\w+)\{(.*?)\n\};", text, re.DOTALL))
+    bases = {base for array in LISTS for base in re.findall(r'"(aten::\w+)"', arrays[array])}
+    return {name for name in overloads() if name.partition(".")[0] in bases}

@@ -52,7 +52,11 @@ class Progress:
 
 
 def audit_family(
-    names: list[str], checker: Checker, progress: Progress, fatal: set[tuple[str, int]]
+    names: list[str],
+    checker: Checker,
+    progress: Progress,
+    fatal: set[tuple[str, int]],
+    wanted: int = WANTED,
 ) -> None:
     """All but the calls in `fatal`, which ended their process before."""
     audit = Audit(checker)
@@ -62,16 +66,16 @@ def audit_family(
             if name not in REFUSED:
                 torch.default_generator.manual_seed(0)
                 skipped = {number for other, number in fatal if other == name}
-                _audit_overload(overloads()[name], checker, audit, progress, skipped)
+                _audit_overload(overloads()[name], checker, audit, progress, skipped, wanted)
 
 
 def _audit_overload(
-    op: Any, checker: Checker, audit: Audit, progress: Progress, skipped: set[int]
+    op: Any, checker: Checker, audit: Audit, progress: Progress, skipped: set[int], wanted: int
 ) -> None:
     maker = Maker(op.name())
     accepted = 0
     for number in range(TRIES):
-        if accepted == WANTED or len(skipped) >= FATAL:
+        if accepted == wanted or len(skipped) >= FATAL:
             return
         try:
             args, kwargs = maker.call(op)

@@ -22,6 +22,10 @@ def overloads() -> dict[str, Any]:
     return {op.name(): op for op in found.values()}
 
 
+def is_out(name: str, argument: str) -> bool:
+    return any(a.name == argument and a.is_out for a in overloads()[name]._schema.arguments)
+
+
 @functools.cache
 def _of_base() -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
