@@ -10,42 +10,68 @@ namespace retape::detail {
 
 namespace {
 
-using Tensors = std::vector<const c10::TensorImpl*>;
+// Tensors as torch's dispatch modes see them, which run below autograd: a result has no graph yet, and
+// what the op has written gets its graph only after it. Other arguments are what they are.
+class BelowAutograd {
+ public:
+  // `before`: the arguments that required grad before the op ran.
+  explicit BelowAutograd(c10::ArrayRef<const c10::TensorImpl*> before) : before_(before) {}
 
-// A result as torch's dispatch modes see it, which run below autograd: it has no graph yet. What the
-// op returns of its arguments (in place, out=) is the argument itself.
-at::Tensor below_autograd(const at::Tensor& tensor, const Tensors& args) {
-  const bool given = std::find(args.begin(), args.end(), tensor.unsafeGetTensorImpl()) != args.end();
-  return tensor.defined() && tensor.requires_grad() && !given ? tensor.detach() : tensor;
-}
-
-c10::IValue below_autograd(const c10::IValue& value, const Tensors& args) {
-  if (value.isTensor()) {
-    return below_autograd(value.toTensor(), args);
+  at::Tensor operator()(const at::Tensor& tensor) const {
+    const bool had_grad =
+        std::find(before_.begin(), before_.end(), tensor.unsafeGetTensorImpl()) != before_.end();
+    return tensor.defined() && tensor.requires_grad() && !had_grad ? tensor.detach() : tensor;
   }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> tensors;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      tensors.push_back(below_autograd(tensor, args));
+
+  c10::IValue operator()(const c10::IValue& value) const {
+    if (value.isTensor()) {
+      return (*this)(value.toTensor());
     }
-    return tensors;
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> tensors;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        tensors.push_back((*this)(tensor));
+      }
+      return tensors;
+    }
+    return value;
   }
-  return value;
-}
+
+ private:
+  const c10::ArrayRef<const c10::TensorImpl*> before_;
+};
 
 }  // namespace
 
-Decision OpQuestion::ask(const std::string& region, const torch::jit::Stack& stack) const {
-  Tensors given;
+OpQuestion::OpQuestion(const Policy::Impl& policy, const OpInfo& info, const torch::jit::Stack& stack)
+    : decide_(policy.decide_op && policy.birth(info) == Birth::Ask ? &policy.decide_op : nullptr),
+      info_(info) {
+  if (decide_ == nullptr) {
+    return;
+  }
+  const auto args = torch::jit::last(stack, info.arguments);
+  args_.assign(args.begin(), args.end());
   for (const auto& arg : args_) {
-    each_tensor(arg, [&](const at::Tensor& tensor, int) { given.push_back(tensor.unsafeGetTensorImpl()); });
+    each_tensor(arg, [&](const at::Tensor& tensor, int) {
+      if (tensor.defined() && tensor.requires_grad()) {
+        with_grad_.push_back(tensor.unsafeGetTensorImpl());
+      }
+    });
+  }
+}
+
+Decision OpQuestion::ask(const std::string& region, const torch::jit::Stack& stack) const {
+  const BelowAutograd below(with_grad_);
+  auto args = args_;
+  for (const auto index : info_.writes) {
+    args[index] = below(args[index]);
   }
   std::vector<c10::IValue> outputs;
   for (const auto& result : torch::jit::last(stack, info_.returns)) {
-    outputs.push_back(below_autograd(result, given));
+    outputs.push_back(below(result));
   }
   at::AutoDispatchBelowADInplaceOrView unrecorded;
-  return (*decide_)({info_.handle, args_, outputs, region});
+  return (*decide_)({info_.handle, args, outputs, region});
 }
 
 }  // namespace retape::detail

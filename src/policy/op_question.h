@@ -14,14 +14,7 @@ namespace retape::detail {
 
 class OpQuestion {
  public:
-  OpQuestion(const Policy::Impl& policy, const OpInfo& info, const torch::jit::Stack& stack)
-      : decide_(policy.decide_op && policy.birth(info) == Birth::Ask ? &policy.decide_op : nullptr),
-        info_(info) {
-    if (decide_ != nullptr) {
-      const auto args = torch::jit::last(stack, info.arguments);
-      args_.assign(args.begin(), args.end());
-    }
-  }
+  OpQuestion(const Policy::Impl& policy, const OpInfo& info, const torch::jit::Stack& stack);
 
   explicit operator bool() const { return decide_ != nullptr; }
 
@@ -32,6 +25,7 @@ class OpQuestion {
   const OpPolicyFunction* decide_;
   const OpInfo& info_;
   std::vector<c10::IValue> args_;
+  std::vector<const c10::TensorImpl*> with_grad_;  // of args_
 };
 
 }  // namespace retape::detail

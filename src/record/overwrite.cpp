@@ -170,7 +170,7 @@ std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(Value& root) {
       continue;  // reached in two ways
     }
     if (!value->needed() && value->home.expired()) {
-      table_.erase(value->home._unsafe_get_target());
+      forget_current(*value);
     } else if (value->hold == Hold::None && value->needed() && !value->in_use_elsewhere()) {
       gone.push_back(std::move(value));
     } else {
@@ -189,7 +189,7 @@ void Recorder::hold(Value& value, c10::Storage bytes) {
     value.region->counters.values_dropped.subtract(1);
     value.region->counters.bytes_dropped.subtract(value.nbytes);
   }
-  table_.erase(value.home._unsafe_get_target());
+  forget_current(value);
   value.keep(std::move(bytes));
   value.copied = true;
   sever(value);

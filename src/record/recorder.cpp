@@ -398,9 +398,16 @@ void Recorder::sever(Value& value) {
     bury(std::move(value.recipe));
     value.recipe.reset();
   }
+  if (value.hold == Hold::None) {
+    forget_current(value);  // the next to read it finds a root
+  }
+}
+
+// Not where its home holds a later version by now: that one is current.
+void Recorder::forget_current(const Value& value) {
   const auto it = table_.find(value.home._unsafe_get_target());
-  if (value.hold == Hold::None && it != table_.end() && it->second.get().get() == &value) {
-    table_.erase(it);  // the next to read it finds a root
+  if (it != table_.end() && it->second.get().get() == &value) {
+    table_.erase(it);
   }
 }
 

@@ -186,6 +186,7 @@ class Recorder final : private Shelf {
   void watch_overlapping(const c10::Storage& storage, Value& value);
   std::vector<c10::Storage> on_the_same_memory(const c10::Storage& storage) const;
   void set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value);
+  void forget_current(const Value& value);
   void sweep();
 
   c10::intrusive_ptr<Tape> tape_;

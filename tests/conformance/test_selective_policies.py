@@ -231,3 +231,33 @@ def test_an_exception_of_the_policy_is_the_users_own(how: str) -> None:
     with pytest.raises(IndexError):
         selective(how, policy, lambda x: x.sin().sum(), leaf(3))
     assert not retape.is_recording()
+
+
+@pytest.mark.parametrize("how", ["torch", "replay", "rerun"])
+def test_an_argument_that_is_written_is_shown_without_the_graph_that_it_gets(how: str) -> None:
+    shown = []
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
+        if op == aten.add_.Tensor:
+            shown.append([t.requires_grad for t in args if isinstance(t, torch.Tensor)])
+        return False
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(4).add_(x).sin()
+
+    selective(how, policy, function, leaf(4))
+    assert shown == [[False, True]]
+
+
+def test_views_and_constants_may_be_shown_under_other_names() -> None:
+    """Decisions about them change nothing: views are never replayed. Policies that count ops may differ."""
+    names: dict[str, list[str]] = {"torch": [], "replay": []}
+    for how, seen in names.items():
+
+        def policy(ctx: Any, op: Any, *args: Any, seen: list[str] = seen, **kwargs: Any) -> bool:
+            seen.append(op.name())
+            return False
+
+        selective(how, policy, lambda x: x.mT.reshape(-1) * torch.tensor([2.0]), leaf(4, 4))
+    assert [n for n in names["replay"] if n not in names["torch"]] == ["aten::detach_"]
+    assert {"aten::mul.Tensor", "aten::clone"} <= {*names["replay"]} & {*names["torch"]}

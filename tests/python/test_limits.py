@@ -222,6 +222,91 @@ def test_a_later_scope_sees_a_write_that_moves_no_version(write: Callable[[Tenso
         loss.backward()
 
 
+def preserving(tensor: Tensor) -> None:
+    with torch.autograd._unsafe_preserve_version_counter(tensor):
+        tensor.mul_(2)
+
+
+def by_a_fused_optimizer(tensor: Tensor) -> None:
+    weight = torch.nn.Parameter(tensor)  # on the same memory
+    weight.grad = torch.ones_like(weight)
+    torch.optim.SGD([weight], lr=0.1, fused=True).step()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        by_a_fused_optimizer,
+        preserving,
+        lambda t: torch.empty(0).set_(t).mul_(2),
+        lambda t: torch.from_numpy(t.numpy()).mul_(2),
+        lambda t: torch.from_dlpack(t).mul_(2),
+        lambda t: torch.batch_norm_update_stats(torch.arange(16.0).view(2, 8), t[0], t[1], 0.5),
+    ],
+    ids=["fused optimizer", "preserved version", "set_", "numpy", "dlpack", "statistics in a matrix"],
+)
+def test_other_writes_that_move_no_version_are_not_noticed_after_the_scope(
+    write: Callable[[Tensor], object],
+) -> None:
+    def make():
+        given = torch.ones(2, 8)
+        before = given._version
+
+        def after() -> None:
+            write(given)
+            assert given._version == before
+
+        return lambda x: (x + given).sin().sin().sum(), after
+
+    assert not is_right(make)
+
+
+@pytest.mark.parametrize(
+    ("policy", "make"),
+    [
+        (retape.Policy.full().keep_ops(["aten::mul"]), lambda x: x.detach() * 3),
+        (DROP, lambda x: torch.autograd.grad(x.square().sum(), x)[0]),
+    ],
+    ids=["kept by name", "a gradient"],
+)
+def test_what_replay_starts_from_must_not_change_after_the_scope(
+    policy: retape.Policy, make: Callable[[Tensor], Tensor]
+) -> None:
+    x = torch.linspace(-1, 1, 16).view(2, 8).detach().requires_grad_()
+    with retape.recompute(policy):
+        start = make(x)
+        loss = (x + start).sin().sin().sum()
+    start.add_(1)
+    with pytest.raises(retape.ReplayMismatch, match="aten::add read in forward.*inplace"):
+        loss.backward()
+
+
+def test_a_policy_that_names_what_to_keep_holds_it_while_the_scope_is_open() -> None:
+    """Frozen weights with a low-rank pair each: of the products autograd saves the narrow one alone."""
+    torch.manual_seed(0)
+    layers = [
+        (torch.rand(64, 64) / 64, torch.rand(64, 2).requires_grad_(), torch.rand(2, 64).requires_grad_())
+        for _ in range(12)
+    ]
+    x = torch.rand(256, 64)
+
+    def measured(policy: retape.Policy) -> tuple[int, int]:
+        with retape.memory.Meter() as meter:
+            with retape.recompute(policy):
+                h = x
+                for weight, down, up in layers:
+                    h = (h @ weight + h @ down @ up).relu()
+                loss = h.sum()
+                del h
+                peak = meter.peak
+            return peak, meter.current - loss.nbytes
+
+    plain = measured(retape.Policy.none())
+    kept = measured(retape.Policy.full().keep_ops(["aten::mm"]))
+    assert kept[0] > 1.5 * plain[0]
+    assert kept[1] <= plain[1]
+
+
 def test_a_released_storage_is_not_gathered_again() -> None:
     given = torch.ones(2, 8)
     x = torch.linspace(-1, 1, 8).requires_grad_()

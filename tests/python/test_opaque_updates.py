@@ -221,3 +221,24 @@ def test_a_function_that_was_compiled_before_the_first_scope_is_compiled_again_i
         text=True,
     )
     assert done.stdout == "[1, 2, 2]\n", done.stdout + done.stderr
+
+
+@WAYS
+def test_holding_an_old_version_does_not_hide_the_new_one(way: Way) -> None:
+    """`state` is overwritten twice, and between these `var`, from which its first version is made."""
+
+    def region(x: Tensor, var: Tensor) -> Tensor:
+        state = var.detach() * 0.75
+        first = (x + state).sin()
+        double(state)
+        second = x * state.sum()
+        nn.functional.instance_norm(torch.ones(2, 32, 3), torch.zeros(32), var, use_input_stats=True)
+        double(state)
+        return first.sum() + second.sin().sum()
+
+    def program(way: Way) -> Tensor:
+        x = leaf(32)
+        way(region, x, torch.full((32,), 0.5)).backward()
+        return x.grad
+
+    assert_as_eager(program, way)

@@ -29,6 +29,8 @@ class Values:
         self.rng = rng
         self.env = env
         self.fixed = fixed  # leaves: never deleted
+        # Names that are there before any leaf: functions and modules, which need not be looked at.
+        self.builtin = frozenset(env) - fixed
         self.saved: set[int] = set()  # storages that autograd has saved so far
         self.recorded: dict[int, set[int]] = {}  # of each storage the outermost scopes that saw it
         self.scope = 0  # the outermost scope that is open, or 0
@@ -40,7 +42,8 @@ class Values:
         def allowed(v: torch.Tensor) -> bool:
             return not (self.frozen_only and v.requires_grad)
 
-        return [n for n, v in self.env.items() if usable(v) and allowed(v) and test(v)]
+        own = ((n, v) for n, v in self.env.items() if n not in self.builtin)
+        return [n for n, v in own if usable(v) and allowed(v) and test(v)]
 
     def any(self, test: Test) -> str:
         names = self.names(test)

@@ -36,7 +36,10 @@ BLOCKS_BY_CHANCE = (
     *("no_grad", "frozen", "mode", "flop_counter"),
 )
 # Steps that call what is kept, or written past the tape: what they make is where replay starts from.
-NOT_RECORDED = ("ops.", "autograd.grad", "Wrapped", "apply", "numpy", "dlpack", "buffer", "placed", "empty", "set_(", ".data")
+NOT_RECORDED = (
+    *("ops.", "autograd.grad", "Wrapped", "apply", "numpy", "dlpack", "buffer", "placed", "empty"),
+    *("set_(", ".data"),
+)
 # What eager raises where a filling does not suit.
 MISFITS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, BufferError)
 LOSS_TERMS = (
@@ -68,7 +71,7 @@ class _Maker:
         self.count = 0
         self.writes_behind = False
         self.writes_behind_roots = False
-        self.recorded: set[int] = set()  # storages that recorded ops of scopes have made
+        self.made_by: dict[int, int] = {}  # the scope whose recorded op has made a storage
         self.writes_given = False
         self.unseen_given = False
         self.undefined = False  # eager's own result is: it reads what was written without a trace
@@ -198,7 +201,7 @@ class _Maker:
             hidden |= not self.values.scope
             self.undefined |= frozen
         self.writes_behind |= bool(behind)
-        self.writes_behind_roots |= not self.recorded.issuperset(behind)
+        self.writes_behind_roots |= any(map(self._is_root, behind))
         self.writes_given |= given
         self.unseen_given |= given and hidden
         self.values.aliased.update(storage(self.env[holes[letter]]) for letter in kind.aliases)
@@ -206,13 +209,17 @@ class _Maker:
             scope = self.values.scope or -len(self.steps) - 1  # one of its own, which has closed
             made = {storage(self.env[name]) for name in results}
             if not any(word in kind.text for word in NOT_RECORDED):
-                self.recorded |= made - set(touched)
+                self.made_by.update((key, scope) for key in made - set(touched))
             touched += made
             for key in touched:
                 self.values.recorded.setdefault(key, set()).add(scope)
         self.count += len(results)
         self.steps.append(step)
         return True
+
+    def _is_root(self, key: int) -> bool:
+        """Of a scope that has seen it, replay starts from it: another scope has made it, or none."""
+        return bool(self.values.recorded[key] - {self.made_by.get(key)})
 
     def _in_handler(self, kind: Kind) -> bool:
         modes = any(block.kind in ("mode", "flop_counter") for block in self.blocks)

@@ -6,11 +6,13 @@ can be pasted into a file and run as it is.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from tests.python.bits import explain_difference
@@ -159,8 +161,13 @@ def names_of_programs() -> dict[str, Any]:
 
 def compiled(program: Program) -> Callable[[Any, Any], Callable[[], list]]:
     names = names_of_programs()
-    exec(compile(source(program), f"program {program.seed}", "exec"), names)
+    exec(_code(source(program), f"program {program.seed}"), names)
     return names["program"]
+
+
+@functools.lru_cache(maxsize=4)  # one program is run several times in a row
+def _code(text: str, name: str) -> CodeType:
+    return compile(text, name, "exec")
 
 
 @dataclass
