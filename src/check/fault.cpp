@@ -1,6 +1,6 @@
 #include "check/fault.h"
 
-#include "check/sabotage.h"
+#include "check/fault_hooks.h"
 
 #include <retape/check.h>
 #include <retape/error.h>

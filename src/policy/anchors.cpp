@@ -1,6 +1,6 @@
 #include "policy/anchors.h"
 
-#include "recompute/region.h"
+#include "tape/region.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 // values (and parameters). Such a place is the end of a layer, found without anybody naming layers.
 #pragma once
 
-#include "record/value.h"
+#include "tape/value.h"
 
 #include <vector>
 

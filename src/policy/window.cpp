@@ -1,8 +1,8 @@
 #include "policy/window.h"
 
-#include "policy/min_cut.h"
+#include "tape/min_cut.h"
 #include "policy/policy_impl.h"
-#include "recompute/region.h"
+#include "tape/region.h"
 
 #include <algorithm>
 

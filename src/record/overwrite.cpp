@@ -6,8 +6,8 @@
 #include "record/recorder.h"
 
 #include "check/fault.h"
-#include "record/each_tensor.h"
-#include "replay/replay.h"
+#include "tape/each_tensor.h"
+#include "replay/fetch.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 

@@ -1,11 +1,11 @@
 #include "record/recorder.h"
 
-#include "check/examiner.h"
-#include "record/bytes.h"
-#include "record/each_tensor.h"
-#include "output_discard/output.h"
-#include "record/interceptor.h"
-#include "recompute/token.h"
+#include "check/replay_checker.h"
+#include "residency/bytes.h"
+#include "tape/each_tensor.h"
+#include "frontends/output_discard/discardable_output.h"
+#include "torch/interceptor.h"
+#include "record/token.h"
 
 #include <retape/binding.h>
 

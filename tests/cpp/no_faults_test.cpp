@@ -1,6 +1,6 @@
 // A build without RETAPE_FAULTS, which is what users get: these sources, compiled as it compiles them.
 #include "check/fault.h"
-#include "check/sabotage.h"
+#include "check/fault_hooks.h"
 
 #include <retape/check.h>
 #include <retape/error.h>

@@ -41,12 +41,12 @@ def is_composite(op: Any) -> bool:
     return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in BACKENDS)
 
 
-# Until the core has op_effects: the same from src/record/op_lists.h, as describe() reads it.
+# Until the core has op_effects: the same from src/tape/op_lists.h, as describe() reads it.
 
 
 @functools.cache
 def _lists() -> dict[str, set[str]]:
-    text = (Path(__file__).parents[3] / "src/record/op_lists.h").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "src/tape/op_lists.h").read_text(encoding="utf-8")
     arrays = re.findall(r"constexpr std::array (k\w+)\{(.*?)\};", text, re.DOTALL)
     return {name: set(re.findall(r'Names\("([^"]+)"\)', body)) for name, body in arrays}
 
