@@ -304,7 +304,7 @@ void replace(const Tensor& result) {
 struct Row {
   const char* op;
   const char* overload;
-  MakeLean make;
+  AfterOp make;
   const std::type_info& type;
   const char* stock;
 };
@@ -333,7 +333,7 @@ const std::vector<Row>& rows() {
 
 }  // namespace
 
-MakeLean lean_node_for(const c10::OperatorName& op) {
+AfterOp lean_node_for(const c10::OperatorName& op) {
   for (const auto& row : rows()) {
     if (op.name == row.op && op.overload_name == row.overload) {
       return row.make;

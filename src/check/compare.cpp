@@ -3,7 +3,7 @@
 #include "check/elements.h"
 #include "check/readable.h"
 
-#include <retape/verify.h>
+#include <retape/compare.h>
 
 #include <cstring>
 

@@ -2,7 +2,7 @@
 
 #include "torch/untracked_guard.h"
 
-#include <retape/verify.h>
+#include <retape/compare.h>
 
 #include <ATen/Functions.h>
 

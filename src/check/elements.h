@@ -1,7 +1,7 @@
 // Elements: how two arrays of numbers of one dtype differ, element by element.
 #pragma once
 
-#include <retape/verify.h>
+#include <retape/compare.h>
 
 #include <c10/core/ScalarType.h>
 

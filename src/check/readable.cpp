@@ -1,7 +1,7 @@
 #include "check/readable.h"
 
 #include "torch/untracked_guard.h"
-#include "frontends/output_discard/discardable_output.h"
+#include "residency/refillable.h"
 #include "tape/view.h"
 
 #include <retape/error.h>
@@ -35,7 +35,7 @@ at::Tensor dense(const at::Tensor& tensor, const std::string& what) {
   if (tensor._is_zerotensor()) {  // zeros without memory: the gradient through sgn
     return at::zeros_like(tensor);
   }
-  if (any_output() && is_plain(tensor)) {
+  if (any_refillable() && is_plain(tensor)) {
     fill(tensor.storage());  // it may be the output of an OutputDiscardCheckpoint
   }
   if (const auto* why = unreadable(tensor)) {

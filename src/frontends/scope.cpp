@@ -4,7 +4,7 @@
 #include <retape/recompute.h>
 
 #include "record/recorder.h"
-#include "torch/engine_front.h"
+#include "frontends/install.h"
 #include "tape/errors.h"
 #include "tape/region.h"
 
@@ -79,7 +79,7 @@ Recompute::Recompute(Policy policy, std::string name, bool timed)
     region_->inert = true;
     return;
   }
-  detail::install_engine();
+  detail::install();
   region_->graph_task = torch::autograd::get_current_graph_task_id();
   detail::Recorder::open(region_);
 }

@@ -2,6 +2,7 @@
 
 #include "measure/running_ops.h"
 #include "record/recorder.h"
+#include "tape/activity.h"
 
 #include <retape/memory_region.h>
 
@@ -11,26 +12,27 @@ namespace retape::detail {
 
 namespace {
 
-thread_local Phase phase_set = Phase::Forward;
-thread_local const std::string* region_set = nullptr;
 thread_local const std::string* region_named = nullptr;  // by a MemoryRegion
 
 }  // namespace
 
 Phase current_phase() {
-  if (phase_set == Phase::Forward && torch::autograd::get_current_graph_task_id() >= 0) {
-    return runs_forward_in_backward() ? Phase::Replay : Phase::Backward;
+  if (is_replaying()) {
+    return Phase::Replay;
   }
-  return phase_set;
+  if (torch::autograd::get_current_graph_task_id() < 0) {
+    return Phase::Forward;
+  }
+  return runs_forward_in_backward() ? Phase::Replay : Phase::Backward;
 }
 
 bool is_replaying() {
-  return phase_set == Phase::Replay;
+  return Activity::of_this_thread().replays;
 }
 
 std::string current_region() {
-  if (region_set != nullptr) {
-    return *region_set;
+  if (const auto* replayed = Activity::of_this_thread().region) {
+    return *replayed;
   }
   auto* recorder = Recorder::current();
   const bool records = recorder != nullptr && recorder->depth() > 0;  // 0: it begins or ends
@@ -38,19 +40,6 @@ std::string current_region() {
     return recorder->region().name;
   }
   return region_named != nullptr ? *region_named : std::string();
-}
-
-PhaseGuard::PhaseGuard(Phase phase) : before_(phase_set), region_before_(region_set) {
-  phase_set = phase;
-}
-
-PhaseGuard::~PhaseGuard() {
-  phase_set = before_;
-  region_set = region_before_;
-}
-
-void PhaseGuard::in(const std::string& region) {
-  region_set = &region;
 }
 
 }  // namespace retape::detail

@@ -13,17 +13,4 @@ bool is_replaying();    // Retape is
 // Name of the region that is recorded or replayed; empty elsewhere.
 std::string current_region();
 
-class PhaseGuard {
- public:
-  explicit PhaseGuard(Phase phase);
-  void in(const std::string& region);  // outlives the guard
-  ~PhaseGuard();
-  PhaseGuard(const PhaseGuard&) = delete;
-  PhaseGuard& operator=(const PhaseGuard&) = delete;
-
- private:
-  Phase before_;
-  const std::string* region_before_;
-};
-
 }  // namespace retape::detail

@@ -1,13 +1,13 @@
 #include "measure/running_ops.h"
 
 #include "torch/counting_allocator.h"
+#include "tape/activity.h"
 #include "tape/each_tensor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 namespace retape::detail {
@@ -21,7 +21,6 @@ struct Running {
 };
 
 thread_local std::vector<Running> running;
-thread_local const std::string* replayed = nullptr;
 
 // The engine's own work for a node is told as the node's.
 std::string shown(const std::string& name) {
@@ -64,13 +63,8 @@ RunningOps::~RunningOps() {
   at::removeCallback(handle_);
 }
 
-ReplayedOp::ReplayedOp(const std::string& name) : before_(std::exchange(replayed, &name)) {}
-
-ReplayedOp::~ReplayedOp() {
-  replayed = before_;
-}
-
 std::string current_op_name() {
+  const auto* replayed = Activity::of_this_thread().op;
   for (auto it = running.rbegin(); it != running.rend(); ++it) {
     const bool is_op = it->name.find("::") != std::string::npos;
     if (!is_op && replayed != nullptr) {

@@ -18,18 +18,6 @@ class RunningOps {
   uint64_t handle_;
 };
 
-// While it lives, its op is replayed: what is made ready for it, before it runs, is told as its own.
-class ReplayedOp {
- public:
-  explicit ReplayedOp(const std::string& name);  // outlives it
-  ~ReplayedOp();
-  ReplayedOp(const ReplayedOp&) = delete;
-  ReplayedOp& operator=(const ReplayedOp&) = delete;
-
- private:
-  const std::string* const before_;
-};
-
 // The innermost op that is not itself an allocation; empty where none runs.
 std::string current_op_name();
 

@@ -1,6 +1,6 @@
 #include "record/op_observer.h"
 
-#include "torch/interceptor.h"
+#include "record/pipeline.h"
 #include "record/recorder.h"
 
 #include <ATen/SavedTensorHooks.h>
@@ -33,11 +33,11 @@ Watch::Watch()
       hooks_outside_(hooks_pushed()),
       graph_task_(torch::autograd::get_current_graph_task_id()) {
   innermost_watch = this;
-  set_intercepting(true);
+  see_ops(true);
 }
 
 Watch::~Watch() {
-  set_intercepting(false);
+  see_ops(false);
   innermost_watch = outer_;
 }
 

@@ -3,8 +3,8 @@
 #include "check/replay_checker.h"
 #include "residency/bytes.h"
 #include "tape/each_tensor.h"
-#include "frontends/output_discard/discardable_output.h"
-#include "torch/interceptor.h"
+#include "residency/refillable.h"
+#include "record/pipeline.h"
 #include "record/token.h"
 
 #include <retape/binding.h>
@@ -66,7 +66,7 @@ void Recorder::open(std::shared_ptr<Region> region) {
     tape->examiner = Examiner::now();
     tape->number = tape->examiner ? tape->examiner->begin_tape() : 0;
     current_recorder->tape_ = std::move(tape);
-    set_intercepting(true);
+    see_ops(true);
   }
   auto& recorder = *current_recorder;
   region->decider = make_decider(*region, recorder);
@@ -149,7 +149,7 @@ void Recorder::copy_what_may_change() {
 
 void Recorder::end() {
   constexpr size_t kMostBuckets = 4096;
-  set_intercepting(false);
+  see_ops(false);
   current_recorder = nullptr;
   hold_no_more_than_eager();
   const auto tape = std::move(tape_);
@@ -408,7 +408,7 @@ void Recorder::sever(Value& value) {
 
 bool Recorder::may_drop(const at::Tensor& tensor) {
   const auto packs_all = [](const auto& scope) { return scope->packs_all; };
-  if (any_output() || std::any_of(scopes_.begin(), scopes_.end(), packs_all)) {
+  if (any_refillable() || std::any_of(scopes_.begin(), scopes_.end(), packs_all)) {
     return true;  // it may be discarded, and the token brings it back
   }
   if (!is_plain(tensor)) {

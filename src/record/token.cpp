@@ -2,7 +2,7 @@
 
 #include "check/replay_checker.h"
 #include "check/fault_hooks.h"
-#include "frontends/output_discard/discardable_output.h"
+#include "residency/refillable.h"
 #include "tape/errors.h"
 #include "record/recorder.h"
 #include "replay/fetch.h"

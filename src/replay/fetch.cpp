@@ -2,9 +2,8 @@
 
 #include "check/replay_checker.h"
 #include "check/fault_hooks.h"
-#include "measure/phase.h"
-#include "measure/running_ops.h"
-#include "frontends/output_discard/discardable_output.h"
+#include "tape/activity.h"
+#include "residency/refillable.h"
 #include "residency/bytes.h"
 #include "torch/interceptor.h"
 #include "tape/errors.h"
@@ -389,7 +388,7 @@ struct Work {
 class Stopwatch {
  public:
   Stopwatch(Tape& tape, Region& region)
-      : tape_(tape), region_(region.timed && !is_replaying() ? &region : nullptr) {
+      : tape_(tape), region_(region.timed && !Activity::of_this_thread().replays ? &region : nullptr) {
     if (region_ != nullptr) {
       start_ = Clock::now();
     }
@@ -426,7 +425,7 @@ std::vector<c10::Storage> roots_that_are_discarded(Tape& tape, Value& value) {
         continue;
       }
       if (auto storage = input.value->here()) {
-        if (is_discarded(storage.unsafeGetStorageImpl())) {
+        if (is_emptied(storage.unsafeGetStorageImpl())) {
           roots.push_back(std::move(storage));
         }
       } else if (input.value->recipe->planned != plan) {
@@ -460,7 +459,7 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
       }
     }
     Stopwatch stopwatch(tape, *value.recipe->region);
-    PhaseGuard phase(Phase::Replay);
+    Replaying replaying;
     c10::impl::ExcludeDispatchKeyGuard below(kNotInReplay);
     NotIntercepted past_the_tape;
     std::optional<FlagsGuard> flags;
@@ -471,7 +470,7 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
         set = op->flags;
         flags.emplace(*set);
       }
-      phase.in(op->region->name);
+      replaying.in(op->region->name);
       const ReplayedOp named(op->info->name.name);
       Run run(tape, *op, pass, stack);
       if (!run.take_inputs()) {

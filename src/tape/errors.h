@@ -9,8 +9,6 @@
 
 namespace retape::detail {
 
-struct RerunOptions;
-
 // Throws it the way the language that runs backward wants it. Not under a tape's lock: for that the
 // language may need a lock of its own, whose owner may be waiting for this one.
 [[noreturn]] void raise(const UsageError& error);
@@ -30,13 +28,6 @@ struct RerunOptions;
 
 // An op of a library that has been unloaded: raised.
 [[noreturn]] void throw_op_gone(const Op& op);
-
-// A function that ran again did not do what it did in forward: raised. `details` come after the fix.
-[[noreturn]] void throw_rerun_differs(
-    const RerunOptions& options, const std::string& what, const std::string& details = "");
-
-// Two backward calls of one GraphExecGroup need a tensor that `op` (null: a custom function) saved.
-[[noreturn]] void throw_overlap_in_group(const std::string& region, const OpInfo* op);
 
 std::string where(const Region* region);
 

@@ -26,6 +26,8 @@ bool listed(const List& list, const Item& item) {
   return std::find(list.begin(), list.end(), item) != list.end();
 }
 
+std::atomic<AfterOpSource> after_op_source{nullptr};
+
 bool has_tensor(const c10::TypePtr& type) {
   if (type->kind() == c10::TypeKind::TensorType) {
     return true;
@@ -135,7 +137,9 @@ OpInfo describe(const c10::OperatorHandle& op) {
     }
   }
 
-  info.make_lean = lean_node_for(info.name);
+  if (const auto source = after_op_source.load()) {
+    info.after_op = source(info.name);
+  }
   info.random = op.hasTag(at::Tag::nondeterministic_seeded);
   info.pointwise = op.hasTag(at::Tag::pointwise);
   info.cheap = info.pointwise || op.hasTag(at::Tag::reduction) || listed(lists::kCheap, name);
@@ -252,6 +256,11 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   }
   cache[key] = info;
   return *info;
+}
+
+void set_after_op_source(AfterOpSource source) {
+  after_op_source.store(source);
+  forget_op_infos();
 }
 
 void forget_op_infos() {

@@ -2,8 +2,6 @@
 // registrations, and from the lists in op_lists.h where those say nothing or lie.
 #pragma once
 
-#include "backward/lean_nodes.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
@@ -13,6 +11,9 @@
 #include <string>
 
 namespace retape::detail {
+
+// Something that is done with the first result of an op right after it has run.
+using AfterOp = void (*)(const at::Tensor& result);
 
 struct OpInfo {
   c10::OperatorHandle handle;
@@ -46,7 +47,7 @@ struct OpInfo {
   int training_arg = -1;
   bool is_custom = false;        // of a library outside of torch
   bool rebinds = false;          // gives its argument another storage, or that storage another size
-  MakeLean make_lean = nullptr;  // its backward can do with less (lean/)
+  AfterOp after_op = nullptr;  // called with its first result, in scopes that let it
   std::shared_ptr<std::atomic<bool>> gone = std::make_shared<std::atomic<bool>>(false);  // deregistered
 
   bool changes_arguments() const { return !writes.empty() || !scratch.empty(); }
@@ -68,6 +69,10 @@ enum class Effect : uint8_t { Reads, Updates, UpdatesInForward, Overwrites };
 // What this call does to an argument. UpdatesInForward: a statistic that its schema does not call
 // written, which replay must not write again. Overwrites: nothing of what it held is left.
 Effect effect_on(const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t argument);
+
+// Where `after_op` comes from: asked once for each op that is met. Set once.
+using AfterOpSource = AfterOp (*)(const c10::OperatorName& op);
+void set_after_op_source(AfterOpSource source);
 
 // What is known of operators is no longer right: they are described anew when they are next met.
 void forget_op_infos();

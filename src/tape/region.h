@@ -4,7 +4,7 @@
 #include "record/decider.h"
 
 #include <retape/policy.h>
-#include <retape/recompute.h>
+#include <retape/stats.h>
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "tape/value.h"
 
-#include "frontends/output_discard/discardable_output.h"
+#include "residency/refillable.h"
 #include "tape/tape.h"
 #include "tape/errors.h"
 
@@ -51,7 +51,7 @@ c10::Storage Value::here() {
     return data;
   }
   if (hold == Hold::None && intact && !uninitialized) {
-    if (auto impl = home.lock(); impl && impl->nbytes() == nbytes && !(recipe && is_discarded(impl.get()))) {
+    if (auto impl = home.lock(); impl && impl->nbytes() == nbytes && !(recipe && is_emptied(impl.get()))) {
       return c10::Storage(std::move(impl));
     }
   }

@@ -1,18 +1,14 @@
-// One of the places that change global state of libtorch (record/interceptor.cpp lists them).
+// One of the places that change global state of libtorch (interceptor.cpp lists them).
 //
 // C++ has no default saved-tensor hooks, but autograd asks its engine for them. So an engine is
 // put in front of the one that is there (Python's, in a Python process) and passes everything on
 // to it except that question, which it answers itself on a thread with an open scope.
 #include "torch/engine_front.h"
 
-#include "record/recorder.h"
-#include "record/token.h"
 #include "torch/variable_hooks.h"
-#include "record/op_observer.h"
 
 #include <retape/binding.h>
 
-#include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/input_buffer.h>
@@ -28,7 +24,7 @@ using torch::autograd::Engine;
 
 class Front final : public Engine {
  public:
-  explicit Front(Engine& behind) : behind_(behind) {}
+  Front(Engine& behind, HooksProvider provider) : behind_(behind), provider_(provider) {}
 
   torch::autograd::variable_list execute(
       const torch::autograd::edge_list& roots,
@@ -66,32 +62,16 @@ class Front final : public Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (auto* watch = Watch::current(); watch != nullptr && ours(*watch)) {
-      if (auto hooks = watch->hooks()) {
-        return hooks;
-      }
-    }
-    if (auto* recorder = Recorder::current(); recorder != nullptr && ours(*recorder)) {
-      const auto* tensor = take_tensor_being_saved();
-      const bool droppable = tensor == nullptr || recorder->may_drop(*tensor);
-      return droppable ? std::make_unique<Token>(*recorder) : nullptr;
+    std::unique_ptr<torch::autograd::SavedVariableHooks> hooks;
+    if (provider_(hooks)) {
+      return hooks;
     }
     return behind_.get_default_saved_variable_hooks();
   }
 
  private:
-  static bool ours(const Watch& watch) {
-    return !at::SavedTensorDefaultHooks::get_tls_state().is_tracing && watch.innermost() && !watch.off();
-  }
-
-  // Hooks that the user pushed inside the scope are the innermost ones, so they win.
-  static bool ours(Recorder& recorder) {
-    const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
-    return !hooks.is_tracing && hooks.stack.size() <= recorder.region().hooks_outside &&
-        !recorder.in_other_backward();
-  }
-
   Engine& behind_;
+  const HooksProvider provider_;
 };
 
 Engine* front = nullptr;
@@ -103,14 +83,14 @@ Engine& front_engine() {
 
 }  // namespace
 
-void install_engine() {
+void install_engine_front(HooksProvider provider) {
   static std::once_flag once;
-  std::call_once(once, [] {
+  std::call_once(once, [provider] {
     install_variable_front();
     if (const auto hook = first_scope_hook.load()) {
       hook();
     }
-    front = new Front(Engine::get_default_engine());  // lives as long as autograd's threads
+    front = new Front(Engine::get_default_engine(), provider);  // lives as long as autograd's threads
     torch::autograd::set_default_engine_stub(&front_engine);
   });
 }

@@ -1,6 +1,6 @@
 #include "backward/rows/rows_node.h"
 
-#include "frontends/output_discard/discardable_output.h"
+#include "residency/refillable.h"
 #include "tape/errors.h"
 #include "replay/replay_count.h"
 #include "backward/rows/sliced_backward.h"

@@ -1,7 +1,7 @@
 #include "backward/rows/sliced_backward.h"
 
 #include "backward/gradient_memory.h"
-#include "measure/phase.h"
+#include "tape/activity.h"
 #include "tape/each_tensor.h"
 #include "torch/interceptor.h"
 #include "backward/rows/accumulator.h"
@@ -242,8 +242,8 @@ void Backward::run_row_step(const RowStep& row, const Slice& slice) {
     } else {
       call(step, stack);
     }
-    if (step.op->make_lean != nullptr) {
-      step.op->make_lean(tensors_[step.made[0]]);
+    if (step.op->after_op != nullptr) {
+      step.op->after_op(tensors_[step.made[0]]);
     }
   }
   for (const auto number : step.made) {
@@ -257,7 +257,7 @@ void Backward::run_row_step(const RowStep& row, const Slice& slice) {
 }
 
 void Backward::replay(const Slice& slice) {
-  PhaseGuard phase(Phase::Replay);
+  Replaying replaying;
   cuts_.assign(plan_.cuts.size(), Tensor());
   for (const auto& source : row_gradients_) {
     tensors_[plan_.given[source.given]] =
@@ -389,7 +389,7 @@ variable_list Backward::run() {
   c10::NoGradGuard no_graph;
   take_given();
   {
-    PhaseGuard phase(Phase::Replay);
+    Replaying replaying;
     run_whole_steps();
   }
   set_operands();

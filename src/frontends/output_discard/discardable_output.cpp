@@ -2,7 +2,8 @@
 
 #include "residency/bytes.h"
 #include "tape/each_tensor.h"
-#include "torch/interceptor.h"
+#include "record/pipeline.h"
+#include "residency/refillable.h"
 #include "tape/errors.h"
 #include "tape/region.h"
 #include "replay/fetch.h"
@@ -18,20 +19,26 @@
 
 namespace retape::detail {
 
-std::atomic<size_t> outputs_watched{0};
-
 // All outputs, by storage. An entry's output holds its storage weakly, so that no other storage can
 // get the same address.
-struct Outputs {
+struct Outputs final : RefillableStorages {
   std::mutex mutex;
   ska::flat_hash_map<const c10::StorageImpl*, Output*> table;
   std::unordered_multimap<const c10::StorageImpl*, Output*> by_root;
   at::CallbackHandle in_backward = 0;
 
   static Outputs& all() {
-    static auto* instance = new Outputs;  // outlives every tensor
+    static auto* instance = [] {  // outlives every tensor
+      auto* outputs = new Outputs;
+      register_refillable_storages(*outputs);
+      set_refillable_observer(&before_op);
+      return outputs;
+    }();
     return *instance;
   }
+
+  bool is_emptied(const c10::StorageImpl* storage) override;
+  void fill(const c10::Storage& storage) override;
 
   // Under the lock.
   std::shared_ptr<Output> find(const c10::StorageImpl* storage);
@@ -47,7 +54,7 @@ namespace {
 
 // Backward may run on a thread that has discarded nothing.
 std::unique_ptr<at::ObserverContext> look_at_ops_of_node(const at::RecordFunction&) {
-  intercept_for_outputs(true);  // the engine resets it after the node
+  see_ops_of_refillables();  // the engine resets it after the node
   return nullptr;
 }
 
@@ -98,11 +105,12 @@ std::shared_ptr<Output> Outputs::find(const c10::StorageImpl* storage) {
 }
 
 void Outputs::count() {
-  const size_t before = outputs_watched.exchange(table.size());
-  if (before == 0 && !table.empty()) {
+  const bool before = any_refillable();
+  set_any_refillable(!table.empty());
+  if (!before && !table.empty()) {
     in_backward = at::addGlobalCallback(at::RecordFunctionCallback(&look_at_ops_of_node)
                                             .scopes({at::RecordScope::BACKWARD_FUNCTION}));
-  } else if (before != 0 && table.empty()) {
+  } else if (before && table.empty()) {
     at::removeCallback(in_backward);
   }
 }
@@ -254,7 +262,7 @@ void Output::refill() {
   std::vector<std::shared_ptr<Output>> open{shared_from_this()};
   while (!open.empty()) {
     const auto output = open.back();
-    if (!is_discarded(output->storage_._unsafe_get_target())) {
+    if (!all.is_emptied(output->storage_._unsafe_get_target())) {
       open.pop_back();
       continue;
     }
@@ -291,25 +299,17 @@ void Output::refill_from_what_is_there() {
   all.remove(*this);
 }
 
-bool is_discarded(const c10::StorageImpl* storage) {
-  if (!any_output()) {
-    return false;
-  }
-  auto& all = Outputs::all();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  const auto it = all.table.find(storage);
-  return it != all.table.end() && it->second->discarded_;
+bool Outputs::is_emptied(const c10::StorageImpl* storage) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto it = table.find(storage);
+  return it != table.end() && it->second->discarded_;
 }
 
-void fill(const c10::Storage& storage) {
-  if (!any_output()) {
-    return;
-  }
-  auto& all = Outputs::all();
+void Outputs::fill(const c10::Storage& storage) {
   std::shared_ptr<Output> output;
   {
-    std::lock_guard<std::mutex> lock(all.mutex);
-    output = all.find(storage.unsafeGetStorageImpl());
+    std::lock_guard<std::mutex> lock(mutex);
+    output = find(storage.unsafeGetStorageImpl());
   }
   if (output) {
     output->refill();

@@ -20,7 +20,6 @@
 
 #include <ATen/core/stack.h>
 
-#include <atomic>
 #include <memory>
 #include <string>
 
@@ -49,7 +48,6 @@ class Output : public std::enable_shared_from_this<Output> {
 
  private:
   friend struct Outputs;
-  friend bool is_discarded(const c10::StorageImpl* storage);
   friend void before_op(const OpInfo& info, const torch::jit::Stack& stack);
   Output(
       c10::intrusive_ptr<Tape> tape,
@@ -69,18 +67,6 @@ class Output : public std::enable_shared_from_this<Output> {
   bool written_ = false;    // since the call, it or a root: the recipe gives something else by now
   bool discarded_ = false;  // both under the lock of all outputs
 };
-
-extern std::atomic<size_t> outputs_watched;
-
-// Pending or discarded, anywhere in the process.
-inline bool any_output() {
-  return outputs_watched.load(std::memory_order_relaxed) != 0;
-}
-
-bool is_discarded(const c10::StorageImpl* storage);
-
-// Brings back what was discarded. Not to be called under a tape's lock.
-void fill(const c10::Storage& storage);
 
 // An op is about to run: fills its arguments, and notes what it will write.
 void before_op(const OpInfo& info, const torch::jit::Stack& stack);

@@ -3,7 +3,7 @@
 #include <retape/output_discard.h>
 
 #include "frontends/output_discard/discardable_output.h"
-#include "torch/interceptor.h"
+#include "record/pipeline.h"
 #include "record/recorder.h"
 #include "tape/errors.h"
 
@@ -342,7 +342,7 @@ size_t OutputDiscardCheckpoint::discard_output_and_register_recompute(const at::
   size_t bytes = 0;
   if (!calls.empty()) {
     impl_->discarded.clear();
-    detail::intercept_for_outputs(true);
+    detail::see_ops_of_refillables();
   }
   for (const auto& call : calls) {
     for (const auto& output : call->outputs) {

@@ -1,8 +1,9 @@
 #include "frontends/rerun/frame.h"
 
-#include "measure/phase.h"
+#include "tape/activity.h"
 #include "frontends/eager.h"
-#include "torch/engine_front.h"
+#include "frontends/install.h"
+#include "frontends/rerun/rerun_errors.h"
 #include "tape/errors.h"
 #include "tape/each_tensor.h"
 #include "frontends/rerun/first_run.h"
@@ -140,8 +141,8 @@ void Frame::run_again(Pass& pass, size_t wanted) {
   }
   SecondRun run(*this, pass, wanted);
   {
-    PhaseGuard phase(Phase::Replay);
-    phase.in(options_.name);
+    Replaying replaying;
+    replaying.in(options_.name);
     Conditions::Again conditions(conditions_);
     NotEager as_before;
     try {
@@ -156,7 +157,7 @@ RerunScope::RerunScope(RerunOptions options, const Tensors& inputs, Again again)
   if (is_eager()) {
     return;
   }
-  install_engine();
+  install();
   run_ = std::make_unique<FirstRun>(
       std::make_shared<Frame>(std::move(options), inputs, std::move(again)));
 }

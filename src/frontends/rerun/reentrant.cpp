@@ -1,8 +1,10 @@
 // Reentrant: a function as one node. Forward keeps nothing of its graph; backward runs it again, and
 // a backward of its own through that.
 #include "check/digest.h"
-#include "measure/phase.h"
+#include "frontends/install.h"
+#include "tape/activity.h"
 #include "frontends/eager.h"
+#include "frontends/rerun/rerun_errors.h"
 #include "tape/errors.h"
 #include "frontends/rerun/rerun_context.h"
 #include "frontends/rerun/side_effects.h"
@@ -147,7 +149,7 @@ struct Node final : torch::autograd::Function<Node> {
   }
 
   static Tensors run(const Call& call, const Tensors& inputs, Outside& later) {
-    PhaseGuard phase(Phase::Replay);
+    Replaying replaying;
     Backward watch(later);
     Conditions::Again conditions(call.conditions);
     NotEager as_before;
@@ -177,6 +179,7 @@ Tensors reentrant(RerunOptions options, const Tensors& inputs, Body body) {
   if (is_eager()) {
     return body(inputs);
   }
+  install();
   auto call = c10::make_intrusive<Call>(std::move(options), std::move(body));
   Tensors results;
   {

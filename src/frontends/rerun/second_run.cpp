@@ -2,6 +2,7 @@
 
 #include "check/replay_checker.h"
 #include "check/fault.h"
+#include "frontends/rerun/rerun_errors.h"
 #include "tape/errors.h"
 #include "torch/interceptor.h"
 
