@@ -226,24 +226,6 @@ at::Tensor sabotaged(
   return tensor;
 }
 
-Surroundings sabotaged(const Surroundings& wanted) {
-  auto wrong = wanted;
-  for (auto& autocast : wrong.autocast) {
-    if (injected(Fault::AutocastDropped) && autocast.enabled) {
-      autocast.enabled = false;
-      hit();
-    } else if (injected(Fault::AutocastDtype) && autocast.enabled) {
-      autocast.dtype = autocast.dtype == c10::kBFloat16 ? c10::kHalf : c10::kBFloat16;
-      hit();
-    }
-  }
-  if (injected(Fault::GradModeOff)) {
-    wrong.flags.grad_mode = false;
-    hit();
-  }
-  return wrong;
-}
-
 void forget_sabotage() {
   auto& side = aside();
   std::lock_guard<std::mutex> lock(side.mutex);

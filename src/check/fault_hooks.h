@@ -2,10 +2,9 @@
 // these does nothing unless one of its faults is on, and is nothing in a build without faults.
 #pragma once
 
-#include "check/fault.h"
+#include "tape/fault.h"
 #include "tape/tape.h"
 #include "tape/view.h"
-#include "frontends/rerun/ambient_state.h"
 
 #include <ATen/core/stack.h>
 
@@ -18,7 +17,6 @@ const OpInfo& sabotaged(const OpInfo& op);
 void sabotage_results(c10::ArrayRef<at::Tensor> outputs);
 void sabotage_held(const Value& value);  // replayed, and held for a later use
 at::Tensor sabotaged(const Tape& tape, const Value& value, const View& view, at::Tensor tensor, bool again);
-Surroundings sabotaged(const Surroundings& wanted);
 void forget_sabotage();  // and what was put aside for it
 
 #else
@@ -28,7 +26,6 @@ inline const OpInfo& sabotaged(const OpInfo& op) { return op; }
 inline void sabotage_results(c10::ArrayRef<at::Tensor>) {}
 inline void sabotage_held(const Value&) {}
 inline at::Tensor sabotaged(const Tape&, const Value&, const View&, at::Tensor tensor, bool) { return tensor; }
-inline const Surroundings& sabotaged(const Surroundings& wanted) { return wanted; }
 
 #endif
 

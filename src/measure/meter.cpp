@@ -46,9 +46,11 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
     count(allocation, -static_cast<int64_t>(allocation.bytes));
   }
 
-  // Other threads of a kernel do not know what it runs for: they go on with what was last.
+  // Other threads of a kernel, and those of a transport (Gloo's), do not know what they run for: they go on
+  // with what was last.
   Phase phase_of_this_thread() const {
-    return at::in_parallel_region() && at::get_thread_num() != 0 ? last : detail::current_phase();
+    const bool helps = at::in_parallel_region() && at::get_thread_num() != 0;
+    return helps || !detail::trains_here() ? last : detail::current_phase();
   }
 
   void count(const detail::Allocation& allocation, int64_t bytes) {
@@ -103,6 +105,7 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
 };
 
 MemoryMeter::MemoryMeter(MeterOptions options) : impl_(std::make_shared<Impl>(options)) {
+  detail::note_training_thread();
   if (impl_->on_cpu()) {
     detail::observe_allocations(impl_);
     return;

@@ -13,8 +13,18 @@ namespace retape::detail {
 namespace {
 
 thread_local const std::string* region_named = nullptr;  // by a MemoryRegion
+thread_local bool trains = false;
 
 }  // namespace
+
+bool trains_here() {
+  trains |= Recorder::current() != nullptr || torch::autograd::get_current_graph_task_id() >= 0 || is_replaying();
+  return trains;
+}
+
+void note_training_thread() {
+  trains = true;
+}
 
 Phase current_phase() {
   if (is_replaying()) {

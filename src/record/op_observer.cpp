@@ -10,8 +10,6 @@ namespace retape::detail {
 
 namespace {
 
-thread_local Watch* innermost_watch = nullptr;
-
 size_t scopes_open() {
   const auto* recorder = Recorder::current();
   return recorder == nullptr ? 0 : recorder->depth();
@@ -23,22 +21,36 @@ size_t hooks_pushed() {
 
 }  // namespace
 
+std::vector<std::shared_ptr<Watch::Place>>& Watch::of_this_thread() {
+  thread_local std::vector<std::shared_ptr<Place>> places;
+  return places;
+}
+
 Watch* Watch::current() {
-  return innermost_watch;
+  auto& places = of_this_thread();
+  while (!places.empty()) {
+    if (auto* watch = places.back()->watch.load(std::memory_order_relaxed)) {
+      return watch;
+    }
+    places.pop_back();
+    see_ops(false);
+  }
+  return nullptr;
 }
 
 Watch::Watch()
-    : outer_(innermost_watch),
+    : place_(std::make_shared<Place>(this)),
+      outer_(current()),
       scopes_outside_(scopes_open()),
       hooks_outside_(hooks_pushed()),
       graph_task_(torch::autograd::get_current_graph_task_id()) {
-  innermost_watch = this;
+  of_this_thread().push_back(place_);
   see_ops(true);
 }
 
 Watch::~Watch() {
-  see_ops(false);
-  innermost_watch = outer_;
+  place_->watch.store(nullptr);
+  current();  // on its own thread this forgets it
 }
 
 bool Watch::off() const {

@@ -9,7 +9,9 @@
 #include <ATen/core/stack.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include <atomic>
 #include <memory>
+#include <vector>
 
 namespace retape::detail {
 
@@ -39,6 +41,15 @@ class Watch {
   Watch* outer() const { return outer_; }
 
  private:
+  // What the thread that opened it knows of it. Destroyed on another thread, it empties its place, and its
+  // own thread forgets that when it next looks.
+  struct Place {
+    explicit Place(Watch* watch) : watch(watch) {}
+    std::atomic<Watch*> watch;
+  };
+  static std::vector<std::shared_ptr<Place>>& of_this_thread();
+
+  const std::shared_ptr<Place> place_;
   Watch* outer_;
   size_t scopes_outside_;  // of replay
   size_t hooks_outside_;   // of the user

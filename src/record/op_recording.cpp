@@ -2,7 +2,7 @@
 #include "record/recorder.h"
 
 #include "check/replay_checker.h"
-#include "check/fault.h"
+#include "tape/fault.h"
 #include "policy/op_question.h"
 #include "residency/bytes.h"
 #include "tape/each_tensor.h"

@@ -5,7 +5,7 @@
 // rows of a table.
 #include "record/recorder.h"
 
-#include "check/fault.h"
+#include "tape/fault.h"
 #include "tape/each_tensor.h"
 #include "replay/fetch.h"
 

@@ -84,14 +84,11 @@ at::Generator Draw::fresh() const {
   return state_.clone();
 }
 
-Draw::Rewind::Rewind(const Draw& draw) : draw_(draw) {
-  rewind_mutex().lock();
-  later_ = draw_.rewind();
-}
+Draw::Rewind::Rewind(const Draw& draw)
+    : draw_(draw), lock_(rewind_mutex()), later_(draw_.rewind()) {}
 
 Draw::Rewind::~Rewind() {
   draw_.restore(later_);
-  rewind_mutex().unlock();
 }
 
 }  // namespace retape::detail

@@ -8,6 +8,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <memory>
+#include <mutex>
 
 namespace retape::detail {
 
@@ -42,6 +43,7 @@ class Draw {
 
    private:
     const Draw& draw_;
+    const std::unique_lock<std::mutex> lock_;  // taken before, and given back after, anything that can throw
     at::Tensor later_;
   };
 

@@ -1,13 +1,35 @@
 #include "frontends/rerun/rerun_context.h"
 
 #include "check/replay_checker.h"
-#include "check/fault_hooks.h"
+#include "tape/fault.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
 
 namespace retape::detail {
+
+namespace {
+
+// What a second run finds where a fault is injected; `wanted` where none is.
+Surroundings faulty(Surroundings wanted) {
+  for (auto& autocast : wanted.autocast) {
+    if (injected(Fault::AutocastDropped) && autocast.enabled) {
+      autocast.enabled = false;
+      hit();
+    } else if (injected(Fault::AutocastDtype) && autocast.enabled) {
+      autocast.dtype = autocast.dtype == c10::kBFloat16 ? c10::kHalf : c10::kBFloat16;
+      hit();
+    }
+  }
+  if (injected(Fault::GradModeOff)) {
+    wanted.flags.grad_mode = false;
+    hit();
+  }
+  return wanted;
+}
+
+}  // namespace
 
 Conditions::Conditions(const std::string& call, bool generators)
     : surroundings_(Surroundings::now()), examiner_(Examiner::now()), generators_(generators) {
@@ -40,7 +62,7 @@ void Conditions::note(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
 }
 
 Conditions::Again::Again(const Conditions& conditions)
-    : conditions_(conditions), surroundings_(sabotaged(conditions.surroundings_)) {
+    : conditions_(conditions), surroundings_(faulty(conditions.surroundings_)) {
   for (const auto& draw : conditions_.draws_) {
     later_.push_back(draw->rewind());
   }

@@ -1,7 +1,7 @@
 #include "frontends/rerun/second_run.h"
 
 #include "check/replay_checker.h"
-#include "check/fault.h"
+#include "tape/fault.h"
 #include "frontends/rerun/rerun_errors.h"
 #include "tape/errors.h"
 #include "torch/interceptor.h"

@@ -1,4 +1,4 @@
-#include "check/fault.h"
+#include "tape/fault.h"
 
 #include "check/fault_hooks.h"
 
@@ -12,11 +12,7 @@ namespace retape::detail {
 
 #ifdef RETAPE_FAULTS
 
-std::atomic<Fault> fault_that_is_on{Fault::None};
-
 namespace {
-
-std::atomic<uint64_t> hits{0};
 
 struct Entry {
   Fault fault;
@@ -56,10 +52,6 @@ const std::vector<Entry>& entries() {
 
 }  // namespace
 
-void hit() {
-  hits.fetch_add(1, std::memory_order_relaxed);
-}
-
 const std::vector<FaultInfo>& faults() {
   static const auto* infos = [] {
     auto* list = new std::vector<FaultInfo>;
@@ -78,7 +70,7 @@ void inject(const std::string& id) {
     throw UsageError("[inject] no such fault: \"" + id + "\". Fix: retape verify --inject list.");
   }
   fault_that_is_on.store(id.empty() ? Fault::None : it->fault);
-  hits.store(0);
+  hits_of_fault.store(0);
   forget_sabotage();
 }
 
@@ -94,7 +86,7 @@ void fault_hit() {
 }
 
 uint64_t fault_hits() {
-  return hits.load();
+  return hits_of_fault.load();
 }
 
 #else

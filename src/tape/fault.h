@@ -45,7 +45,11 @@ enum class Fault : uint8_t {
 #ifdef RETAPE_FAULTS
 
 extern std::atomic<Fault> fault_that_is_on;
-void hit();  // it did something
+extern std::atomic<uint64_t> hits_of_fault;
+
+inline void hit() {  // it did something
+  hits_of_fault.fetch_add(1, std::memory_order_relaxed);
+}
 
 inline bool injected(Fault fault) {
   return fault_that_is_on.load(std::memory_order_relaxed) == fault;
