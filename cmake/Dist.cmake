@@ -6,50 +6,50 @@ if(NOT GLOO_INCLUDE_DIR)
 endif()
 find_package(nlohmann_json 3.9 REQUIRED)  # headers only, of reports
 add_library(retape_dist SHARED
-  src/dist/agreement.cpp
-  src/dist/board.cpp
   src/dist/bucket.cpp
+  src/dist/call_fingerprint.cpp
   src/dist/clip.cpp
+  src/dist/collective_queue.cpp
   src/dist/contribution.cpp
   src/dist/count.cpp
-  src/dist/courier.cpp
   src/dist/edge.cpp
-  src/dist/exchange.cpp
+  src/dist/fingerprint_store.cpp
   src/dist/gloo.cpp
+  src/dist/gradcheck/absence.cpp
+  src/dist/gradcheck/alike_rows.cpp
+  src/dist/gradcheck/case.cpp
+  src/dist/gradcheck/explain.cpp
+  src/dist/gradcheck/fit.cpp
+  src/dist/gradcheck/gather_outcomes.cpp
+  src/dist/gradcheck/gradcheck.cpp
+  src/dist/gradcheck/guess.cpp
+  src/dist/gradcheck/judge.cpp
+  src/dist/gradcheck/manifest.cpp
+  src/dist/gradcheck/plan.cpp
+  src/dist/gradcheck/report.cpp
+  src/dist/gradcheck/row_random.cpp
+  src/dist/gradcheck/runner.cpp
+  src/dist/gradcheck/self_test.cpp
+  src/dist/gradcheck/sizes.cpp
+  src/dist/gradcheck/tolerance.cpp
+  src/dist/gradcheck/variants.cpp
+  src/dist/gradcheck/visibility.cpp
   src/dist/group.cpp
   src/dist/group_impl.cpp
+  src/dist/liveness_check.cpp
+  src/dist/liveness_monitor.cpp
+  src/dist/liveness_thread.cpp
   src/dist/mutated.cpp
-  src/dist/patient_store.cpp
   src/dist/placement.cpp
+  src/dist/polling_store.cpp
   src/dist/reducer.cpp
-  src/dist/roll_call.cpp
+  src/dist/row_exchange.cpp
   src/dist/run_ranks.cpp
-  src/dist/sentry.cpp
   src/dist/store.cpp
   src/dist/summand.cpp
   src/dist/topology.cpp
-  src/dist/watch.cpp
   src/dist/whereabouts.cpp
   src/dist/world.cpp
-  src/gradcheck/absence.cpp
-  src/gradcheck/alike_rows.cpp
-  src/gradcheck/case.cpp
-  src/gradcheck/explain.cpp
-  src/gradcheck/fit.cpp
-  src/gradcheck/gradcheck.cpp
-  src/gradcheck/guess.cpp
-  src/gradcheck/judge.cpp
-  src/gradcheck/manifest.cpp
-  src/gradcheck/plan.cpp
-  src/gradcheck/report.cpp
-  src/gradcheck/row_random.cpp
-  src/gradcheck/runner.cpp
-  src/gradcheck/self_test.cpp
-  src/gradcheck/sizes.cpp
-  src/gradcheck/tolerance.cpp
-  src/gradcheck/unite.cpp
-  src/gradcheck/variants.cpp
-  src/gradcheck/visibility.cpp
 )
 add_library(Retape::dist ALIAS retape_dist)
 set_target_properties(retape_dist PROPERTIES EXPORT_NAME dist INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")

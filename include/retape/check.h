@@ -12,7 +12,7 @@
 #pragma once
 
 #include <retape/api.h>
-#include <retape/recompute.h>
+#include <retape/stats.h>
 
 #include <cstdint>
 #include <functional>

@@ -19,6 +19,7 @@
 
 #include <retape/api.h>
 #include <retape/check.h>
+#include <retape/compare.h>
 #include <retape/policy.h>
 
 #include <ATen/core/Generator.h>
@@ -54,11 +55,6 @@ struct Start {
 };
 using Subject = std::function<Start()>;
 
-struct Tolerance {
-  double rtol = 0;
-  double atol = 0;
-};
-
 struct VerifyOptions {
   Policy policy = Policy::full();
   bool scope = true;     // a scope with this policy around forward; false: the step recomputes by itself
@@ -70,20 +66,6 @@ struct VerifyOptions {
   std::map<c10::ScalarType, Tolerance> tolerance; // empty: bitwise
   std::vector<std::string> regions;               // names that must have run and been recomputed
   std::vector<std::string> may_be_dead;           // leaves without gradient, or with zeros: names, "*" at the end
-};
-
-// One tensor that is not the same.
-struct Difference {
-  std::string order;      // "backward", "losses b, a", "backward twice", "two forwards"
-  int step = 0;
-  std::string what;       // "gradient", "output", "loss", "buffer", "parameter", "generator"; "error" that
-                          // the plain run ends with, and the recomputed one does not
-  std::string name;
-  uint64_t differing = 0; // elements
-  uint64_t elements = 0;
-  uint64_t ulps = 0;      // the largest distance; 0 for what has none
-  std::string first;      // "[0, 3]": index of the first
-  std::string plain, recomputed;  // values there; without an index: "none", "float32 [2, 3]"
 };
 
 struct RETAPE_API Verdict {
@@ -111,14 +93,6 @@ struct RETAPE_API Verdict {
 };
 
 RETAPE_API const char* name_of(Verdict::Kind kind);  // "equal", "different", "vacuous"
-
-// All elements of two tensors, as Difference's counts; std::nullopt: the same. Other sizes, dtypes and
-// devices are differences, other strides are not; sparse tensors are compared as dense ones. UsageError
-// for what has no bytes of its own: wrapper subclasses, nested, quantized and meta tensors.
-RETAPE_API std::optional<Difference> compare(
-    const at::Tensor& plain,
-    const at::Tensor& recomputed,
-    const std::map<c10::ScalarType, Tolerance>& tolerance = {});
 
 // UsageError: inside a scope or under Eager, a loss of more than one number, a leaf that is none.
 RETAPE_API Verdict verify(const Subject& subject, const VerifyOptions& options = {});

@@ -1,4 +1,4 @@
-"""What a fault does that lies in Python (src/check/sabotage.h has the others)."""
+"""What a fault does that lies in Python (src/check/fault_hooks.h has the others)."""
 
 from __future__ import annotations
 

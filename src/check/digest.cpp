@@ -1,7 +1,7 @@
 #include "check/digest.h"
 
-#include "check/unseen.h"
-#include "record/view.h"
+#include "torch/untracked_guard.h"
+#include "tape/view.h"
 
 #include <retape/dry_run.h>
 

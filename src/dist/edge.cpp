@@ -1,6 +1,6 @@
 #include <retape/dist/edge.h>
 
-#include "dist/exchange.h"
+#include "dist/row_exchange.h"
 #include "dist/group_impl.h"
 #include "dist/mutated.h"
 

@@ -3,7 +3,7 @@
 // in the declarations of c10d. Never link the system's libgloo: there would be two.
 #include "dist/gloo.h"
 
-#include "dist/patient_store.h"
+#include "dist/polling_store.h"
 #include "dist/sigpipe.h"
 
 #ifndef USE_C10D_GLOO

@@ -1,7 +1,7 @@
 // The inside of a Group: a name and a timeout for calls that a courier makes.
 #pragma once
 
-#include "dist/courier.h"
+#include "dist/collective_queue.h"
 
 #include <retape/dist/contribution.h>
 #include <retape/dist/group.h>

@@ -5,7 +5,7 @@
 // as it leads, and blames the rank at its end: not one that waits itself.
 #pragma once
 
-#include "dist/roll_call.h"
+#include "dist/liveness_check.h"
 
 #include <retape/dist/group.h>
 

@@ -1,6 +1,6 @@
 #include "policy/anchors.h"
 
-#include "recompute/region.h"
+#include "tape/region.h"
 
 #include <algorithm>
 
@@ -36,18 +36,18 @@ void Anchors::propose(size_t in_use) {
   release(proposal_);
   proposal_.bytes = since_cut_;
   proposal_.anchor = in_use;
-  for (const auto& value : frontier_.values()) {
-    if (value->hold == Hold::None && value->recipe) {
-      shelf_.keep(*value);
+  frontier_.each([&](Value& value) {
+    if (value.hold == Hold::None && value.recipe) {
+      shelf_.keep(value);
       region_.counters.anchors.add(1);
-      region_.counters.bytes_anchored.add(value->nbytes);
-      proposal_.kept.push_back(value);
+      region_.counters.bytes_anchored.add(value.nbytes);
+      proposal_.kept.push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
     }
-  }
+  });
 }
 
 void Anchors::settle() {
-  frontier_.bytes();
+  frontier_.forget_unused();
   forget_dead();
 }
 

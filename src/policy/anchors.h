@@ -7,7 +7,7 @@
 // the peak comes to about sqrt(2 n) for n equal values (sqrt-spaced anchors: 2 sqrt(n)).
 #pragma once
 
-#include "policy/decider.h"
+#include "record/decider.h"
 #include "policy/frontier.h"
 
 #include <vector>

@@ -1,6 +1,6 @@
 #include "policy/op_question.h"
 
-#include "record/each_tensor.h"
+#include "tape/each_tensor.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "policy/policy_impl.h"
-#include "record/op_info.h"
+#include "tape/op_info.h"
 
 #include <ATen/core/stack.h>
 

@@ -1,7 +1,7 @@
 // What a Policy is made of.
 #pragma once
 
-#include "record/op_info.h"
+#include "tape/op_info.h"
 
 #include <retape/policy.h>
 

@@ -1,8 +1,8 @@
 #include "policy/window.h"
 
-#include "policy/min_cut.h"
+#include "tape/min_cut.h"
 #include "policy/policy_impl.h"
-#include "recompute/region.h"
+#include "tape/region.h"
 
 #include <algorithm>
 
@@ -109,12 +109,12 @@ void Window::before_op() {
 }
 
 void Window::settle() {
-  frontier_.bytes();
+  frontier_.forget_unused();
   decide();
 }
 
 void Window::close() {
-  frontier_.bytes();  // forgets who is not in use, before anything is dropped: that is freed only later
+  frontier_.forget_unused();  // before anything is dropped: that is freed only later
   decide();
   frontier_.clear();
 }
@@ -209,13 +209,13 @@ void Window::cut_long_chains() {
     }
     from_before[value.get()] = reaches;
   }
-  for (const auto& value : frontier_.values()) {
-    const auto it = from_before.find(value.get());
-    if (it != from_before.end() && it->second && value->hold == Hold::None) {
-      shelf_.keep(*value);
-      shelf_.sever(*value);
+  frontier_.each([&](Value& value) {
+    const auto it = from_before.find(&value);
+    if (it != from_before.end() && it->second && value.hold == Hold::None) {
+      shelf_.keep(value);
+      shelf_.sever(value);
     }
-  }
+  });
 }
 
 }  // namespace retape::detail

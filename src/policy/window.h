@@ -3,7 +3,7 @@
 // can replay all that autograd has saved.
 #pragma once
 
-#include "policy/decider.h"
+#include "record/decider.h"
 #include "policy/frontier.h"
 
 #include <c10/util/flat_hash_map.h>

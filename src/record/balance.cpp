@@ -10,9 +10,9 @@
 // it, and a dropped value counts as won only if it is gone: the sum holds whatever the caller does.
 #include "record/recorder.h"
 
-#include "policy/min_cut.h"
-#include "record/bytes.h"
-#include "replay/replay.h"
+#include "tape/min_cut.h"
+#include "residency/bytes.h"
+#include "replay/fetch.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 

@@ -5,9 +5,9 @@
 // rows of a table.
 #include "record/recorder.h"
 
-#include "check/fault.h"
-#include "record/each_tensor.h"
-#include "replay/replay.h"
+#include "tape/fault.h"
+#include "tape/each_tensor.h"
+#include "replay/fetch.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 

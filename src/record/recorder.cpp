@@ -1,11 +1,11 @@
 #include "record/recorder.h"
 
-#include "check/examiner.h"
-#include "record/bytes.h"
-#include "record/each_tensor.h"
-#include "output_discard/output.h"
-#include "record/interceptor.h"
-#include "recompute/token.h"
+#include "check/replay_checker.h"
+#include "residency/bytes.h"
+#include "tape/each_tensor.h"
+#include "residency/refillable.h"
+#include "record/pipeline.h"
+#include "record/token.h"
 
 #include <retape/binding.h>
 
@@ -66,7 +66,7 @@ void Recorder::open(std::shared_ptr<Region> region) {
     tape->examiner = Examiner::now();
     tape->number = tape->examiner ? tape->examiner->begin_tape() : 0;
     current_recorder->tape_ = std::move(tape);
-    set_intercepting(true);
+    see_ops(true);
   }
   auto& recorder = *current_recorder;
   region->decider = make_decider(*region, recorder);
@@ -149,7 +149,7 @@ void Recorder::copy_what_may_change() {
 
 void Recorder::end() {
   constexpr size_t kMostBuckets = 4096;
-  set_intercepting(false);
+  see_ops(false);
   current_recorder = nullptr;
   hold_no_more_than_eager();
   const auto tape = std::move(tape_);
@@ -415,7 +415,7 @@ void Recorder::forget_current(const Value& value) {
 
 bool Recorder::may_drop(const at::Tensor& tensor) {
   const auto packs_all = [](const auto& scope) { return scope->packs_all; };
-  if (any_output() || std::any_of(scopes_.begin(), scopes_.end(), packs_all)) {
+  if (any_refillable() || std::any_of(scopes_.begin(), scopes_.end(), packs_all)) {
     return true;  // it may be discarded, and the token brings it back
   }
   if (!is_plain(tensor)) {

@@ -5,12 +5,12 @@
 // memory: who keeps what is for the policy to say.
 #pragma once
 
-#include "policy/decider.h"
+#include "record/decider.h"
 #include "policy/policy_impl.h"
 #include "record/foreign_memory.h"
-#include "record/tape.h"
+#include "tape/tape.h"
 #include "record/weak_storages.h"
-#include "recompute/region.h"
+#include "tape/region.h"
 
 #include <ATen/core/stack.h>
 #include <c10/util/flat_hash_map.h>

@@ -1,8 +1,8 @@
 #include "verify/run.h"
 
-#include "check/unseen.h"
-#include "record/shape_text.h"
-#include "verify/readable.h"
+#include "torch/untracked_guard.h"
+#include "tape/shape_text.h"
+#include "check/readable.h"
 
 #include <retape/eager.h>
 #include <retape/error.h>

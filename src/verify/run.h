@@ -1,7 +1,7 @@
 // Run: one training of a fresh start, plain or recomputed, in one order of backward passes.
 #pragma once
 
-#include "rerun/surroundings.h"
+#include "frontends/rerun/ambient_state.h"
 #include "verify/generators.h"
 
 #include <retape/verify.h>

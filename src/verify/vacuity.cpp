@@ -1,7 +1,7 @@
 #include "verify/vacuity.h"
 
-#include "verify/elements.h"
-#include "verify/readable.h"
+#include "check/elements.h"
+#include "check/readable.h"
 
 #include <algorithm>
 #include <map>

@@ -1,10 +1,10 @@
 // How GradCheck judges: pure functions, and a whole check of one process.
-#include "gradcheck/explain.h"
-#include "gradcheck/fit.h"
-#include "gradcheck/guess.h"
-#include "gradcheck/judge.h"
-#include "gradcheck/sizes.h"
-#include "gradcheck/variants.h"
+#include "dist/gradcheck/explain.h"
+#include "dist/gradcheck/fit.h"
+#include "dist/gradcheck/guess.h"
+#include "dist/gradcheck/judge.h"
+#include "dist/gradcheck/sizes.h"
+#include "dist/gradcheck/variants.h"
 
 #include <retape/dist/dist.h>
 #include <retape/dist/gradcheck.h>

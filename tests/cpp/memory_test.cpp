@@ -7,6 +7,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <set>
+#include <thread>
 
 namespace retape::testing {
 namespace {
@@ -34,6 +35,30 @@ TEST(MemoryMeter, NestedMetersHaveTheirOwnZero) {
   EXPECT_EQ(inner.current(), 40);
   EXPECT_EQ(outer.current(), 40);
   EXPECT_EQ(outer.peak(), 440);
+}
+
+// As a transport's threads do (Gloo's, while FSDP gathers).
+struct AllocatesElsewhere : torch::autograd::Function<AllocatesElsewhere> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext*, const torch::autograd::tensor_list& grads) {
+    std::thread([] { kept() = torch::empty({1 << 20}); }).join();
+    return {grads[0]};
+  }
+  static Tensor& kept() {
+    static Tensor tensor;
+    return tensor;
+  }
+};
+
+TEST(MemoryMeter, WhatAForeignThreadAllocatesInBackwardIsNoNewForward) {
+  const auto x = torch::rand({1000}).set_requires_grad(true);
+  MemoryMeter meter;
+  auto loss = AllocatesElsewhere::apply(x.sin()).sin().sum();  // whose backward allocates first
+  const auto after_forward = meter.current();
+  loss.backward();
+  EXPECT_NEAR(static_cast<double>(meter.held()), static_cast<double>(after_forward), 64);
+  AllocatesElsewhere::kept() = Tensor();
 }
 
 // Fused attention's backward takes scratch in each of its threads.

@@ -1,4 +1,4 @@
-#include "policy/min_cut.h"
+#include "tape/min_cut.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // A build without RETAPE_FAULTS, which is what users get: these sources, compiled as it compiles them.
-#include "check/fault.h"
-#include "check/sabotage.h"
+#include "tape/fault.h"
+#include "check/fault_hooks.h"
 
 #include <retape/check.h>
 #include <retape/error.h>
@@ -50,8 +50,6 @@ TEST(NoFaults, SabotageLeavesThingsAsTheyAre) {
   const auto tensor = at::ones({2});
   sabotage_results({tensor});
   EXPECT_TRUE(at::equal(tensor, at::ones({2})));
-  const Surroundings wanted;
-  EXPECT_EQ(&sabotaged(wanted), &wanted);
 }
 
 }  // namespace

@@ -1,7 +1,13 @@
 // checkpoint by running the function again.
 #include "support.h"
 
+#include <retape/rerun.h>
+
 #include <ATen/autocast_mode.h>
+
+#include <future>
+#include <memory>
+#include <thread>
 
 namespace retape::testing {
 namespace {
@@ -323,6 +329,31 @@ TEST(Rerun, GraphThatDiesLeavesNothing) {
     y = Tensor();
     EXPECT_EQ(meter.current(), 0);
   }
+}
+
+// Its thread goes on without it, and so does the one that ended it.
+TEST(Rerun, AScopeThatEndsOnAnotherThreadIsGoneOnItsOwn) {
+  std::unique_ptr<detail::RerunScope> scope;
+  std::promise<void> opened, ended;
+  std::thread owner([&] {
+    scope = std::make_unique<detail::RerunScope>(
+        detail::RerunOptions(), detail::Tensors(), [](const detail::Tensors&) {});
+    opened.set_value();
+    ended.get_future().wait();
+    const auto x = leaf({4});
+    x.sin().exp().sum().backward();
+    EXPECT_TRUE(x.grad().defined());
+  });
+  opened.get_future().wait();
+  scope.reset();
+  const auto here = leaf({4});
+  {
+    Recompute own;
+    here.sin().exp();
+    EXPECT_EQ(own.stats().ops_recorded, 2u);
+  }
+  ended.set_value();
+  owner.join();
 }
 
 TEST(Rerun, ExceptionInTheSecondRunLeavesTheGraphUsable) {

@@ -28,7 +28,7 @@ OTHERS = {
 CONDITIONS = {"==", "!=", "<", "<=", ">", ">=", "&&", "||"}
 ARITHMETIC = {"+", "-", "*", "+=", "-=", "&"}
 
-# Faults to inject (src/check/fault.h): not in builds that anybody uses.
+# Faults to inject (src/tape/fault.h): not in builds that anybody uses.
 FAULTS = re.compile(r"\b(injected|hit|sabotage\w*)\b")
 
 

@@ -15,7 +15,7 @@ class Form(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    file: str  # as in src/record/tape.cpp
+    file: str  # as in src/tape/tape.cpp
     function: str
     kind: str
     form: Form

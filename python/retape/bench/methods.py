@@ -207,7 +207,7 @@ def _inductor(graph: Any, inputs: Any) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _wet() -> Iterator[None]:
     """Ops compute, in a dry run too: what fits into a budget is found out with tensors."""
-    dry_key = "Fake"  # src/memory/dry_run.cpp
+    dry_key = "Fake"  # src/measure/dry_run.cpp
     was_on = torch._C._dispatch_tls_is_dispatch_key_included(dry_key)
     torch._C._dispatch_tls_set_dispatch_key_included(dry_key, False)
     try:

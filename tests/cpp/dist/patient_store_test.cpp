@@ -1,4 +1,4 @@
-#include "dist/patient_store.h"
+#include "dist/polling_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // The three-pool trainer: ten ranks compute what one process computes, and what is broken shows, by the
 // factor that was predicted.
-#include "gradcheck/fit.h"
+#include "dist/gradcheck/fit.h"
 
 #include <retape/dist/contribution.h>
 #include <retape/dist/row_random.h>

@@ -52,9 +52,9 @@ def is_composite(op: Any) -> bool:
 
 
 def listed_overloads() -> set[str]:
-    """Those of which src/record/op_lists.h says what their schemas do not: what they write, overwrite or leave
+    """Those of which src/tape/op_lists.h says what their schemas do not: what they write, overwrite or leave
     unwritten."""
-    text = (Path(__file__).parents[3] / "src/record/op_lists.h").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "src/tape/op_lists.h").read_text(encoding="utf-8")
     arrays = dict(re.findall(r"constexpr std::array (k\w+)\{(.*?)\n\};", text, re.DOTALL))
     bases = {base for array in LISTS for base in re.findall(r'"(aten::\w+)"', arrays[array])}
     return {name for name in overloads() if name.partition(".")[0] in bases}

@@ -1,0 +1,72 @@
+// Region: a named stretch of forward with one policy, and what was counted in it.
+#pragma once
+
+#include "record/decider.h"
+
+#include <retape/policy.h>
+#include <retape/stats.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace retape::detail {
+
+// Written under the tape's lock, read by anyone at any time.
+class Counter {
+ public:
+  void add(uint64_t n) { count_.store(get() + n, std::memory_order_relaxed); }
+  void subtract(uint64_t n) { count_.store(get() - n, std::memory_order_relaxed); }
+  void raise_to(uint64_t n) { count_.store(std::max(get(), n), std::memory_order_relaxed); }
+  uint64_t get() const { return count_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> count_{0};
+};
+
+struct Counters {
+  Counter ops_recorded;
+  Counter values_saved, values_dropped;
+  Counter bytes_saved, bytes_given, bytes_dropped;
+  Counter anchors, bytes_anchored;
+  Counter window_bytes;
+  Counter ops_replayed;
+  Counter replay_ns;
+};
+
+// By op: what a scope keeps for want of a word from the user. Any thread.
+class KeptOps {
+ public:
+  void add(const std::string& op, size_t bytes);
+  std::vector<KeptOp> all() const;  // by name
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, KeptOp> by_name_;
+};
+
+struct Region {
+  Region(Policy policy, std::string name);
+
+  const Policy policy;
+  const std::string name;
+  const std::thread::id thread = std::this_thread::get_id();
+  bool open = false;
+  bool inert = false;        // made under Eager: open in name only
+  bool timed = false;        // counts replay_ns
+  bool packs_all = false;    // autograd holds tokens of what is kept too, not the tensors
+  size_t hooks_outside = 0;  // saved-tensor hooks of the user that were there before
+  int graph_task = -1;       // backward it was opened in, if any
+  std::unique_ptr<Decider> decider;  // null where every decision is taken at birth
+  Counters counters;
+  KeptOps kept_ops;
+
+  Stats stats() const;
+};
+
+}  // namespace retape::detail
