@@ -13,7 +13,12 @@ namespace {
 using Ranks = std::vector<int>;
 using Key = std::pair<std::string, std::string>;  // what, name
 
+constexpr const char* kNotCompared = "what is there was not compared.";
+constexpr const char* kRightIfMeant = "right if it does not hold them; what it holds of them was not compared.";
+
 constexpr size_t kMostNames = 3;
+// A name that a pool has lost is to be seen among those that another pool alone has.
+constexpr size_t kMostOfPools = 12;
 
 bool is_in(const Ranks& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
@@ -56,30 +61,77 @@ std::map<Key, Naming> namings_in(const std::vector<Manifest>& manifests, const R
   return namings;
 }
 
-// Every rank of `present` is in a pool or group of which all ranks are.
-bool are_whole_pools(const Topology& topology, const Ranks& present) {
+// Names of pools, and of groups, that `ranks` are the members of; none where a rank is left over.
+std::vector<std::string> whole_pools(const Topology& topology, const Ranks& ranks) {
+  std::vector<std::string> names;
   std::set<int> covered;
-  const auto cover = [&](const Ranks& ranks) {
-    if (std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return is_in(present, rank); })) {
-      covered.insert(ranks.begin(), ranks.end());
+  const auto cover = [&](const std::string& name, const Ranks& members) {
+    const bool all = std::all_of(members.begin(), members.end(), [&](int rank) { return is_in(ranks, rank); });
+    const bool more = std::any_of(members.begin(), members.end(), [&](int rank) { return covered.count(rank) == 0; });
+    if (all && more) {
+      names.push_back(name);
+      covered.insert(members.begin(), members.end());
     }
   };
   for (const auto& pool : topology.pools()) {
-    cover(pool.ranks);
+    cover(pool.name, pool.ranks);
   }
   for (const auto& group : topology.groups()) {
-    cover(group.ranks);
+    cover(group.name, group.ranks);
   }
-  return covered.size() == present.size();
+  return covered.size() == ranks.size() ? names : std::vector<std::string>{};
 }
 
-std::string names_text(const std::string& what, const std::vector<std::string>& names) {
+// "pool "left"", "pools "left" and "right""
+std::string pools_text(const std::vector<std::string>& names) {
+  std::string text = names.size() == 1 ? "pool " : "pools ";
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "\"" : i + 1 == names.size() ? " and \"" : ", \"") + names[i] + "\"";
+  }
+  return text;
+}
+
+std::string names_text(const std::string& what, const std::vector<std::string>& names, size_t most = kMostNames) {
   std::string text = what + (names.size() == 1 ? "" : what == "loss" ? "es" : "s");
-  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i) {
+  for (size_t i = 0; i < std::min(names.size(), most); ++i) {
     text += (i == 0 ? " \"" : ", \"") + names[i] + "\"";
   }
-  return text + (names.size() > kMostNames ? " and " + std::to_string(names.size() - kMostNames) + " more" : "");
+  return text + (names.size() > most ? " and " + std::to_string(names.size() - most) + " more" : "");
 }
+
+// What whole pools leave out that others return: the note for each such pair of pools, of all names.
+class PoolAbsences {
+ public:
+  // False: these are no whole pools.
+  bool add(const Topology& topology, const Ranks& absent, const Absence& absence) {
+    const auto without = whole_pools(topology, absent);
+    const auto with = whole_pools(topology, absence.present);
+    if (without.empty() || with.empty()) {
+      return false;
+    }
+    names_[{without, with}][absence.what].push_back(absence.name);
+    return true;
+  }
+
+  std::vector<std::string> texts() const {
+    std::vector<std::string> texts;
+    for (const auto& [pools, names] : names_) {
+      const auto& [without, with] = pools;
+      std::string what;
+      for (const auto& [each, those] : names) {
+        what += (what.empty() ? "" : ", ") + names_text(each, those, kMostOfPools);
+      }
+      texts.push_back(
+          pools_text(without) + (without.size() == 1 ? " does" : " do") + " not return " + what + ", and " +
+          pools_text(with) + (with.size() == 1 ? " does" : " do"));
+    }
+    return texts;
+  }
+
+ private:
+  using Names = std::vector<std::string>;
+  std::map<std::pair<Names, Names>, std::map<std::string, Names>> names_;
+};
 
 }  // namespace
 
@@ -119,26 +171,29 @@ std::string difference(const Absence& absence) {
 void AbsenceNotes::add(const NamedTopology& topology, const United& united) {
   const auto& silent = united.silent;
   if (!silent.empty()) {
-    add(ranks_text(silent) + (silent.size() == 1 ? " returns" : " return") + " nothing", topology.name);
+    add(ranks_text(silent) + (silent.size() == 1 ? " returns" : " return") + " nothing", kNotCompared, topology.name);
   }
+  PoolAbsences of_pools;
   std::map<std::tuple<std::string, Ranks, Ranks>, std::vector<std::string>> names;
   for (const auto& absence : united.absences) {
     Ranks absent = absence.absent;
     std::erase_if(absent, [&](int rank) { return is_in(silent, rank); });
-    const bool meant = are_whole_pools(topology.topology, absence.present);
-    if (!absent.empty() && !meant) {
+    if (!absent.empty() && !of_pools.add(topology.topology, absent, absence)) {
       names[{absence.what, std::move(absent), absence.present}].push_back(absence.name);
     }
   }
   for (const auto& [key, those] : names) {
     const auto& [what, absent, present] = key;
-    add(do_not_return(absent) + names_text(what, those) + and_others_do(present), topology.name);
+    add(do_not_return(absent) + names_text(what, those) + and_others_do(present), kNotCompared, topology.name);
+  }
+  for (const auto& text : of_pools.texts()) {
+    add(text, kRightIfMeant, topology.name);
   }
 }
 
-void AbsenceNotes::add(const std::string& text, const std::string& topology) {
-  const auto known = std::find_if(said_.begin(), said_.end(), [&](const auto& each) { return each.first == text; });
-  auto& topologies = known == said_.end() ? said_.emplace_back(text, std::vector<std::string>{}).second : known->second;
+void AbsenceNotes::add(const std::string& text, const char* end, const std::string& topology) {
+  const auto known = std::find_if(said_.begin(), said_.end(), [&](const auto& each) { return each.text == text; });
+  auto& topologies = known == said_.end() ? said_.emplace_back(Said{text, end, {}}).topologies : known->topologies;
   if (std::find(topologies.begin(), topologies.end(), topology) == topologies.end()) {
     topologies.push_back(topology);
   }
@@ -146,12 +201,12 @@ void AbsenceNotes::add(const std::string& text, const std::string& topology) {
 
 std::vector<std::string> AbsenceNotes::notes() const {
   std::vector<std::string> notes;
-  for (const auto& [text, topologies] : said_) {
+  for (const auto& [text, end, topologies] : said_) {
     std::string in;
     for (const auto& topology : topologies) {
       in += (in.empty() ? "" : "; ") + topology;
     }
-    notes.push_back(text + " (in " + in + "): what is there was not compared.");
+    notes.push_back(text + " (in " + in + "): " + end);
   }
   return notes;
 }

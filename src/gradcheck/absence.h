@@ -18,18 +18,21 @@ std::vector<int> silent_in(const std::vector<Manifest>& manifests, const std::ve
 // Why a row differs.
 std::string difference(const Absence& absence);
 
-// Notes for a report, over all runs. A name that whole pools or groups return, and no other rank, is not noted: each
-// pool owns its parameters.
+// Notes for a report, over all runs. Names that whole pools or groups return, and other pools do not, have one note for
+// all of them: each pool may own its parameters, or have lost one that it shares, which looks the same.
 class AbsenceNotes {
  public:
   void add(const NamedTopology& topology, const United& united);
   std::vector<std::string> notes() const;
 
  private:
-  void add(const std::string& text, const std::string& topology);
+  struct Said {
+    std::string text, end;
+    std::vector<std::string> topologies;  // in order
+  };
+  void add(const std::string& text, const char* end, const std::string& topology);
 
-  // By what is said: topologies, in order.
-  std::vector<std::pair<std::string, std::vector<std::string>>> said_;
+  std::vector<Said> said_;
 };
 
 }  // namespace retape::dist::detail
