@@ -1,5 +1,6 @@
 #include <retape/dist/gradcheck.h>
 
+#include "dist/courier.h"
 #include "gradcheck/absence.h"
 #include "gradcheck/alike_rows.h"
 #include "gradcheck/explain.h"
@@ -267,7 +268,15 @@ GradCheck::GradCheck(Group everyone, Step reference, Step distributed, GradCheck
 }
 
 GradReport GradCheck::run(const Progress& progress, const Raised& raised) const {
-  return detail::Session(everyone_, reference_, distributed_, options_, progress, raised).run();
+  try {
+    return detail::Session(everyone_, reference_, distributed_, options_, progress, raised).run();
+  } catch (const std::exception&) {
+    throw;  // which every rank has heard of
+  } catch (...) {
+    // An interrupt. Others wait for the outcome of this rank, or for it in a group of the step's: any of them.
+    detail::Courier::abandon_all();
+    throw;
+  }
 }
 
 }  // namespace retape::dist
