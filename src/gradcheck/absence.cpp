@@ -13,9 +13,6 @@ namespace {
 using Ranks = std::vector<int>;
 using Key = std::pair<std::string, std::string>;  // what, name
 
-constexpr const char* kNotCompared = "what is there was not compared.";
-constexpr const char* kRightIfMeant = "right if it does not hold them; what it holds of them was not compared.";
-
 constexpr size_t kMostNames = 3;
 // A name that a pool has lost is to be seen among those that another pool alone has.
 constexpr size_t kMostOfPools = 12;
@@ -99,39 +96,20 @@ std::string names_text(const std::string& what, const std::vector<std::string>& 
   return text + (names.size() > most ? " and " + std::to_string(names.size() - most) + " more" : "");
 }
 
-// What whole pools leave out that others return: the note for each such pair of pools, of all names.
-class PoolAbsences {
- public:
-  // False: these are no whole pools.
-  bool add(const Topology& topology, const Ranks& absent, const Absence& absence) {
-    const auto without = whole_pools(topology, absent);
-    const auto with = whole_pools(topology, absence.present);
-    if (without.empty() || with.empty()) {
-      return false;
-    }
-    names_[{without, with}][absence.what].push_back(absence.name);
-    return true;
+// " (in 4; 4, ragged)"
+std::string in_text(const std::vector<std::string>& topologies) {
+  std::string text;
+  for (const auto& topology : topologies) {
+    text += (text.empty() ? " (in " : "; ") + topology;
   }
+  return text + ")";
+}
 
-  std::vector<std::string> texts() const {
-    std::vector<std::string> texts;
-    for (const auto& [pools, names] : names_) {
-      const auto& [without, with] = pools;
-      std::string what;
-      for (const auto& [each, those] : names) {
-        what += (what.empty() ? "" : ", ") + names_text(each, those, kMostOfPools);
-      }
-      texts.push_back(
-          pools_text(without) + (without.size() == 1 ? " does" : " do") + " not return " + what + ", and " +
-          pools_text(with) + (with.size() == 1 ? " does" : " do"));
-    }
-    return texts;
+void insert(const std::string& name, std::vector<std::string>& into) {
+  if (std::find(into.begin(), into.end(), name) == into.end()) {
+    into.push_back(name);
   }
-
- private:
-  using Names = std::vector<std::string>;
-  std::map<std::pair<Names, Names>, std::map<std::string, Names>> names_;
-};
+}
 
 }  // namespace
 
@@ -171,42 +149,55 @@ std::string difference(const Absence& absence) {
 void AbsenceNotes::add(const NamedTopology& topology, const United& united) {
   const auto& silent = united.silent;
   if (!silent.empty()) {
-    add(ranks_text(silent) + (silent.size() == 1 ? " returns" : " return") + " nothing", kNotCompared, topology.name);
+    add(ranks_text(silent) + (silent.size() == 1 ? " returns" : " return") + " nothing", topology.name);
   }
-  PoolAbsences of_pools;
   std::map<std::tuple<std::string, Ranks, Ranks>, std::vector<std::string>> names;
   for (const auto& absence : united.absences) {
     Ranks absent = absence.absent;
     std::erase_if(absent, [&](int rank) { return is_in(silent, rank); });
-    if (!absent.empty() && !of_pools.add(topology.topology, absent, absence)) {
+    if (!absent.empty() && !add_pools(topology, absent, absence)) {
       names[{absence.what, std::move(absent), absence.present}].push_back(absence.name);
     }
   }
   for (const auto& [key, those] : names) {
     const auto& [what, absent, present] = key;
-    add(do_not_return(absent) + names_text(what, those) + and_others_do(present), kNotCompared, topology.name);
-  }
-  for (const auto& text : of_pools.texts()) {
-    add(text, kRightIfMeant, topology.name);
+    add(do_not_return(absent) + names_text(what, those) + and_others_do(present), topology.name);
   }
 }
 
-void AbsenceNotes::add(const std::string& text, const char* end, const std::string& topology) {
-  const auto known = std::find_if(said_.begin(), said_.end(), [&](const auto& each) { return each.text == text; });
-  auto& topologies = known == said_.end() ? said_.emplace_back(Said{text, end, {}}).topologies : known->topologies;
-  if (std::find(topologies.begin(), topologies.end(), topology) == topologies.end()) {
-    topologies.push_back(topology);
+void AbsenceNotes::add(const std::string& text, const std::string& topology) {
+  const auto known = std::find_if(said_.begin(), said_.end(), [&](const auto& each) { return each.first == text; });
+  insert(topology, known == said_.end() ? said_.emplace_back(text, Names{}).second : known->second);
+}
+
+// False: these are no whole pools.
+bool AbsenceNotes::add_pools(const NamedTopology& topology, const Ranks& absent, const Absence& absence) {
+  const auto without = whole_pools(topology.topology, absent);
+  const auto with = whole_pools(topology.topology, absence.present);
+  if (without.empty() || with.empty()) {
+    return false;
   }
+  auto& [names, topologies] = of_pools_[{without, with}];
+  insert(absence.name, names[absence.what]);
+  insert(topology.name, topologies);
+  return true;
 }
 
 std::vector<std::string> AbsenceNotes::notes() const {
   std::vector<std::string> notes;
-  for (const auto& [text, end, topologies] : said_) {
-    std::string in;
-    for (const auto& topology : topologies) {
-      in += (in.empty() ? "" : "; ") + topology;
+  for (const auto& [text, topologies] : said_) {
+    notes.push_back(text + in_text(topologies) + ": what is there was not compared.");
+  }
+  for (const auto& [pools, left_out] : of_pools_) {
+    const auto& [without, with] = pools;
+    std::string what;
+    for (const auto& [each, names] : left_out.names) {
+      what += (what.empty() ? "" : ", ") + names_text(each, names, kMostOfPools);
     }
-    notes.push_back(text + " (in " + in + "): " + end);
+    notes.push_back(
+        pools_text(without) + (without.size() == 1 ? " does" : " do") + " not return " + what + ", and " +
+        pools_text(with) + (with.size() == 1 ? " does" : " do") + in_text(left_out.topologies) +
+        ": right if it does not hold them; what it holds of them was not compared.");
   }
   return notes;
 }

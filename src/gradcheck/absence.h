@@ -7,6 +7,8 @@
 #include "gradcheck/judge.h"
 #include "gradcheck/manifest.h"
 
+#include <map>
+
 namespace retape::dist::detail {
 
 // `ranks`: of each manifest. A rank that names a tensor and has none is not absent: see United::odd_gradients.
@@ -26,13 +28,16 @@ class AbsenceNotes {
   std::vector<std::string> notes() const;
 
  private:
-  struct Said {
-    std::string text, end;
-    std::vector<std::string> topologies;  // in order
+  using Names = std::vector<std::string>;
+  struct LeftOut {
+    std::map<std::string, Names> names;  // by what they are of
+    Names topologies;
   };
-  void add(const std::string& text, const char* end, const std::string& topology);
+  void add(const std::string& text, const std::string& topology);
+  bool add_pools(const NamedTopology& topology, const std::vector<int>& absent, const Absence& absence);
 
-  std::vector<Said> said_;
+  std::vector<std::pair<std::string, Names>> said_;        // by what is said: topologies, in order
+  std::map<std::pair<Names, Names>, LeftOut> of_pools_;  // by the pools without them, and with them
 };
 
 }  // namespace retape::dist::detail
