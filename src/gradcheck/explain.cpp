@@ -102,7 +102,8 @@ std::string float32_text(const GradRow& row) {
   if (!decides(row) || row.residual <= row.tolerance) {
     return "";
   }
-  return "; the rest has residual " + short_number(row.residual) + ", and float32 rounds like that" + kCandidates + kNarrow;
+  return "; the rest has residual " + short_number(row.residual) + ", and float32 rounds like that" + kCandidates +
+      kNarrow;
 }
 
 // Replaces the candidates of any difference, or adds these.
