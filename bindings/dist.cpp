@@ -126,6 +126,21 @@ void look_for_signals() {
   }
 }
 
+// Calls `call`, and `interrupted` with what is raised there that ends the program (KeyboardInterrupt). No Python
+// function can do that: a signal that came while C++ ran is raised where one begins, before its `try`.
+py::cpp_function guarded(py::object call, py::object interrupted) {
+  return py::cpp_function([call = std::move(call), interrupted = std::move(interrupted)](const py::args& given) {
+    try {
+      call(*given);
+    } catch (py::error_already_set& error) {
+      if (error.matches(PyExc_Exception)) {
+        throw;
+      }
+      interrupted(error.value());
+    }
+  });
+}
+
 Group group_of(
     std::string name, const std::string& group_name, std::vector<int> ranks, double timeout, std::optional<int> host) {
   GroupOptions options;
@@ -135,6 +150,7 @@ Group group_of(
 }
 
 void bind_group(py::module_& module) {
+  module.def("_guarded", &guarded);
   module.def("leave", &leave, kNoGil, "Before this process ends: those who wait for it are told.");
   py::class_<Pending, Holder<Pending>>(module, "Pending", "A call under way.").def("wait", &Pending::wait, kNoGil);
 
@@ -151,6 +167,8 @@ void bind_group(py::module_& module) {
           "timeout",
           [](const Group& group) { return std::chrono::duration<double>(group.timeout()).count(); },
           "Seconds that a call waits for others.")
+      .def("_withdraw", &Group::withdraw, kNoGil)
+      .def("_abandon", &Group::abandon, kNoGil)
       .def(
           "sum",
           [](const Group& group, const std::string& name, const py::object& given, bool ordered) {

@@ -36,7 +36,7 @@ struct StepError : std::exception {
 };
 
 // One that ends the program (KeyboardInterrupt, SystemExit): no std::exception, so that the check does
-// not go on to tell others.
+// not go on to unite outcomes. It abandons its group: others raise.
 struct Interrupt {
   std::shared_ptr<py::error_already_set> error;
 };

@@ -214,7 +214,7 @@ void Agreement::withdraw(const Board& board) const {
 void Agreement::explain_withdrawal(const Call& call, const std::string& gate) {
   const int rank = ranks_.at(std::stoi(gate.substr(sizeof kWithdrawn - 1)));
   raise(
-      at(call) + ranks_text({rank}) + " was interrupted while it waited for others, and left the call. " +
+      at(call) + ranks_text({rank}) + " was interrupted, and left the call. " +
           "Nothing was sent. Fix: look at the output of " + ranks_text({rank}) + ".",
       {rank});
 }

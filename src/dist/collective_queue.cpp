@@ -170,10 +170,61 @@ void Courier::call_while_waiting(Job& job) {
   try {
     call();
   } catch (...) {
-    // Its result would go nowhere. The sentry tells those who wait for others.
-    const std::lock_guard guard(mutex_);
+    // Its result would go nowhere. The sentry tells those who wait for others, before the caller may let go of the
+    // group, and with it of the sentry.
+    std::unique_lock lock(mutex_);
     job.withdrawn = true;
+    changed_.wait_for(lock, kGrace, [&] { return job.done || under_way_.moving || under_way_.left; });
     throw;
+  }
+}
+
+void Courier::withdraw() {
+  const std::lock_guard guard(mutex_);
+  for (const auto& job : jobs_) {
+    job->withdrawn = true;
+  }
+}
+
+// A call that this rank takes no part in. Where all others have come to it they see the complaint.
+std::shared_ptr<Job> Courier::start_abandoning() {
+  withdraw();
+  auto job = std::make_shared<Job>();
+  job->call = {"leave", "was interrupted", "interrupted", kToAbandon};
+  job->withdrawn = true;
+  try {
+    start(job);
+  } catch (const UsageError&) {
+    job->done = true;  // the process ends, and others hear of that
+  }
+  return job;
+}
+
+// It raises what others are told, or that the store is gone; the caller has a reason of its own to leave.
+void Courier::wait_in_any_case(Job& job) {
+  try {
+    wait(job);
+  } catch (const std::exception&) {
+    return;
+  }
+}
+
+void Courier::abandon() {
+  wait_in_any_case(*start_abandoning());
+}
+
+void Courier::abandon_all() {
+  std::vector<std::pair<std::shared_ptr<Courier>, std::shared_ptr<Job>>> left;
+  for (const auto& courier : registry().all()) {
+    std::unique_lock lock(courier->mutex_);
+    const bool ends = courier->ending_ || courier->process_ != ::getpid();
+    lock.unlock();
+    if (!ends) {
+      left.emplace_back(courier, courier->start_abandoning());
+    }
+  }
+  for (const auto& [courier, job] : left) {
+    courier->wait_in_any_case(*job);
   }
 }
 

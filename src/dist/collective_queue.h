@@ -72,6 +72,13 @@ class Courier {
   static void set_while_waiting(WhileWaiting call);
 
   void start(std::shared_ptr<Job> job);
+  // This process waits for no call that is under way any longer: it was interrupted. As in wait.
+  void withdraw();
+  // Nor does it make another: others that come to one raise. Returns when they can know, or when the store does not
+  // answer.
+  void abandon();
+  // Of every process group of this process.
+  static void abandon_all();
   // CollectiveError. An exception of what is called while it waits (an interrupt) ends the wait, and withdraws the job:
   // other ranks raise too, unless all have come.
   void wait(Job& job);
@@ -88,6 +95,8 @@ class Courier {
   static constexpr Milliseconds kPulse{200};
   // One who wakes later than that after his time was stopped meanwhile.
   static constexpr Milliseconds kOverslept{1000};
+  // How long a store may take to hear that a process was interrupted.
+  static constexpr Milliseconds kToAbandon{2000};
   // How long it may take threads to come to rest that have nothing to do.
   static constexpr Milliseconds kRest{500};
   // How long a store is served for those who have not ended yet.
@@ -104,6 +113,8 @@ class Courier {
   std::chrono::milliseconds to_rest() const;
 
   void call_while_waiting(Job& job);
+  std::shared_ptr<Job> start_abandoning();
+  void wait_in_any_case(Job& job);
 
   // The courier's thread.
   void run();

@@ -44,6 +44,14 @@ void leave() {
   detail::Courier::leave();
 }
 
+void Group::withdraw() const {
+  impl_->withdraw();
+}
+
+void Group::abandon() const {
+  impl_->abandon();
+}
+
 void Pending::wait() {
   if (job_) {
     const auto job = std::exchange(job_, nullptr);

@@ -79,6 +79,18 @@ Pending GroupImpl::start(std::shared_ptr<Job> job) {
   return Pending(shared_from_this(), std::move(job));
 }
 
+void GroupImpl::withdraw() {
+  if (courier_) {
+    courier_->withdraw();
+  }
+}
+
+void GroupImpl::abandon() {
+  if (courier_) {
+    courier_->abandon();
+  }
+}
+
 void GroupImpl::wait(Job& job) {
   if (courier_) {
     courier_->wait(job);

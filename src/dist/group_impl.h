@@ -32,6 +32,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
       std::function<ProcessGroupPtr(const StorePtr&)> make);
 
   Pending start(std::shared_ptr<Job> job);
+  void withdraw();
+  void abandon();
   void wait(Job& job);
 
   const std::string name;

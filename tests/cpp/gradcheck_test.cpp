@@ -32,6 +32,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 using Kind = Verdict::Kind;
 
@@ -240,6 +241,47 @@ TEST(Judge, ARestLikeTheRoundingOfFloat32HintsAtPrecision) {
   EXPECT_THAT(row.reason, HasSubstr("float32 rounds like that. Candidates: a part of the step that computes or sends in float32"));
   const United worse{gradient_of(numbers({1 + 1e-3, -2 + 1e-3, 3}))};
   EXPECT_THAT(judging.one(reference, worse).reason, Not(HasSubstr("float32")));
+}
+
+TEST(Judge, ARestLikeTheRoundingOfFloat32IsToldBesideAFactor) {
+  Judging judging;
+  const auto reference = gradient_of(numbers({1, -2, 3}));
+  for (const double rest : {1e-7, 1e-9}) {
+    const auto row = judging.one(reference, {gradient_of(numbers({6 + 6 * rest, -12, 18}))});
+    EXPECT_THAT(row.reason, StartsWith("6 times the reference: "));
+    EXPECT_THAT(row.reason, HasSubstr(", and float32 rounds like that. Candidates: a part of the step that computes"));
+    EXPECT_THAT(row.reason, Not(HasSubstr("a mean of each rank's mean")));
+  }
+  const auto exact = judging.one(reference, {gradient_of(numbers({6, -12, 18}))});
+  EXPECT_THAT(exact.reason, Not(HasSubstr("float32")));
+  // A factor that nothing makes is no scale with a rest.
+  const auto odd = judging.one(reference, {gradient_of(numbers({1.37 + 1e-7, -2.74, 4.11}))});
+  EXPECT_THAT(odd.reason, StartsWith("no factor explains it"));
+}
+
+// Microbatches make the same factor in every topology, pools that differ in size do not.
+TEST(Judge, AFractionThatAPoolMakesMayBeOfMicrobatchesToo) {
+  const NamedTopology four{"4", Topology(24, {{"ranks", {0, 1, 2, 3}}})};
+  const NamedTopology one{"1", Topology(24, {{"ranks", {0}}})};
+  const auto row_at = [](const char* topology, double alpha, Kind kind) {
+    GradRow row;
+    row.topology = topology;
+    row.dtype = "float64";
+    row.kind = kind;
+    row.alpha = alpha;
+    row.tolerance = 1e-12;
+    return row;
+  };
+  auto differs = row_at("4", 0.25, Kind::Different);
+  differs.guesses = {"1 / n_ranks"};
+  differs.reason = detail::explain(differs, {four, {}, "fit", 1e-12});
+  EXPECT_EQ(differs.reason, "0.25 times the reference: 1 / n_ranks, or 1 / microbatches if there are 4");
+  std::vector<GradRow> rows{differs};
+  detail::guess_from_all_topologies(rows, {four});
+  EXPECT_EQ(rows[0].reason, differs.reason);
+  rows = {differs, row_at("1", 1, Kind::Equal)};
+  detail::guess_from_all_topologies(rows, {four, one});
+  EXPECT_EQ(rows[0].reason, "0.25 times the reference: 1 / n_ranks");
 }
 
 TEST(Judge, AFractionThatNoPoolMakesMayBeOfMicrobatches) {

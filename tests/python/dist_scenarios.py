@@ -532,6 +532,23 @@ def ddp_beside_its_module(group: Any, rank: int) -> dict[str, Any]:
 
 
 @scenario
+def ddp_and_gradients_that_are_asked_for(group: Any, rank: int) -> dict[str, Any]:
+    """autograd.grad runs hooks of tensors, accumulates nothing, and is not DDP's to reduce."""
+    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=1e-4)
+    hook = rd.SumHook(model)
+    off = []
+    for _ in range(2):
+        model.zero_grad()
+        count = rd.count_global("rows", COUNTS[rank], hook.group)
+        loss = rd.normalize(model(rows_of(rank)).square().sum(), count).value
+        torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        loss.backward()
+        off.append(difference(model.module, reference_of_mean()))
+        torch.autograd.grad(model(rows_of(rank)).sum(), list(model.parameters()))  # on top of what was summed
+    return {"off": max(off)}
+
+
+@scenario
 def ddp_of_fewer_ranks(group: Any, rank: int) -> dict[str, Any]:
     """Who are in different numbers of process groups."""
     two, _ = torch_dist.new_group([0, 1]), torch_dist.new_group([0, 2])

@@ -557,6 +557,34 @@ def residual_in_batch_norm(case: rd.Case, broken: bool) -> Parameters:
     return summed(p)
 
 
+@animal("made for this")
+def rows_dropped(case: rd.Case, broken: bool) -> Parameters:
+    """Batches of two rows, where a row that is left over is dropped: none is in an even cut."""
+    p, mine = leaves(case), own(case)
+    if broken:
+        mine = mine.where(torch.arange(len(mine.row)) < len(mine.row) // 2 * 2)
+    count = rd.count_global("tokens", mine.count, world())
+    rd.normalize(token_sum(p, mine), count).value.backward()
+    return summed(p)
+
+
+_mean_of_rows = torch.zeros(WIDTH, dtype=torch.float64)  # of the last step that was broken
+
+
+@animal("made for this")
+def state_left_over(case: rd.Case, broken: bool) -> Parameters:
+    """Rows are centered by a mean that the step before has left: zero in the first."""
+    p, mine = leaves(case), own(case)
+    count = rd.count_global("tokens", mine.count, world())
+    if broken:
+        centered = Batch(mine.x - _mean_of_rows, mine.tokens, mine.row)
+        if len(mine.row):
+            _mean_of_rows.copy_(mine.x.mean(0))
+        mine = centered
+    rd.normalize(token_sum(p, mine), count).value.backward()
+    return summed(p)
+
+
 def main() -> None:
     """Every animal, both ways."""
     for each in ANIMALS:

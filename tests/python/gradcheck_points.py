@@ -205,6 +205,53 @@ def coarse() -> rd.GradCheck:
     return check("coarse", FAN, ragged=False, dtypes=(torch.float32,))
 
 
+# ---- a parameter that both pools hold --------------------------------------------------------------
+
+
+def shared_loss(case: rd.Case, w: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    x = rd.row_uniform(case.seed, "shared", (begin, end), [WIDTH], case.dtype)
+    return (x @ w).square().sum() / ROWS
+
+
+def shared_reference(case: rd.Case) -> dict[str, torch.Tensor]:
+    weights = {name: weight(case, name) for name in ("left", "right", "shared")}
+    for w in weights.values():
+        shared_loss(case, w, 0, ROWS).backward()
+    return {name: w.grad for name, w in weights.items()}
+
+
+class Shared(Trainer):
+    """Each pool has all rows, and gives half of the gradient of what both hold. `wrong`: "left out", where the
+    right pool loses that gradient and returns only names that have one."""
+
+    def __call__(self, case: rd.Case) -> dict[str, torch.Tensor]:
+        rank = torch_dist.get_rank()
+        (pool,) = [each for each in case.topology.pools if rank in each.ranks]
+        groups = self.groups[tuple(tuple(each.ranks) for each in case.topology.pools)]
+        rows = pool.shards[pool.ranks.index(rank)]
+        weights = {name: weight(case, name) for name in (pool.name, "shared")}
+        for name, w in weights.items():
+            (shared_loss(case, w, *rows) / (2 if name == "shared" else 1)).backward()
+            groups["both" if name == "shared" else name].sum(name, w.grad)
+        if self.wrong == "left out" and pool.name == "right":
+            weights["shared"].grad = None
+        return {name: w.grad for name, w in weights.items() if w.grad is not None}
+
+
+def shared_check(wrong: str = "") -> rd.GradCheck:
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "self_test": False, "empty": False}
+    split = {name: SPLITS[name] for name in ("1, 1", "1, 3", "3, 1")}
+    return rd.GradCheck(shared_reference, Shared(split, wrong), topologies=topologies(split), **options)
+
+
+def shared() -> rd.GradCheck:
+    return shared_check()
+
+
+def shared_left_out_by_a_pool() -> rd.GradCheck:
+    return shared_check("left out")
+
+
 # ---- one pool of all ranks -------------------------------------------------------------------------
 
 TOKENS = int(tokens(0, ROWS).sum())
@@ -288,18 +335,22 @@ def alike_mean(case: rd.Case) -> dict[str, torch.Tensor]:
     return {"w": w.grad}
 
 
-def alike_check(mean_of_means: bool) -> rd.GradCheck:
-    group = rd.Group(torch_dist.new_group(), name="ranks")
+def alike_check(mean_of_means: bool, by_torch: bool = False, **options) -> rd.GradCheck:
+    made = torch_dist.new_group()
+    group = rd.Group(made, name="ranks")
 
     def distributed(case: rd.Case) -> dict[str, torch.Tensor]:
         begin, end = case.topology.pool("ranks").shards[torch_dist.get_rank()]
         w = weight(case, "left")
         loss = alike(case, w, end - begin)
         (loss / (end - begin) / RANKS if mean_of_means else loss / ROWS).backward()
-        group.sum("w", w.grad)
+        if by_torch:
+            torch_dist.all_reduce(w.grad, group=made)
+        else:
+            group.sum("w", w.grad)
         return {"w": w.grad}
 
-    options = {"terms": {"fit": 1.0}, "dtypes": (), "empty": False}
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "empty": False, **options}
     return rd.GradCheck(alike_mean, distributed, rows=ROWS, **options)
 
 
@@ -309,6 +360,101 @@ def alike_rows() -> rd.GradCheck:
 
 def mean_of_means_of_alike_rows() -> rd.GradCheck:
     return alike_check(mean_of_means=True)
+
+
+def alike_rows_without_self_test() -> rd.GradCheck:
+    return alike_check(mean_of_means=False, self_test=False)
+
+
+def mean_of_means_of_alike_rows_without_self_test() -> rd.GradCheck:
+    return alike_check(mean_of_means=True, self_test=False)
+
+
+def alike_rows_summed_by_torch() -> rd.GradCheck:
+    return alike_check(mean_of_means=False, by_torch=True, self_test=False)
+
+
+def mean_of_means_of_alike_rows_summed_by_torch() -> rd.GradCheck:
+    return alike_check(mean_of_means=True, by_torch=True, self_test=False)
+
+
+# ---- precision -------------------------------------------------------------------------------------
+
+
+def through_float32(factor: float = 1.0) -> rd.GradCheck:
+    step = Mean()
+
+    def distributed(case: rd.Case) -> dict[str, torch.Tensor]:
+        return {"w": (factor * step(case)["w"]).float().to(case.dtype)}
+
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "self_test": False}
+    return rd.GradCheck(mean, distributed, rows=ROWS, **options)
+
+
+def average_through_float32() -> rd.GradCheck:
+    return through_float32(1 / RANKS)
+
+
+def third_through_float32() -> rd.GradCheck:
+    return through_float32(1 / 3)
+
+
+# ---- several parameters ----------------------------------------------------------------------------
+
+
+def two_means(case: rd.Case) -> dict[str, torch.Tensor]:
+    weights = {name: weight(case, name) for name in ("left", "right")}
+    for w in weights.values():
+        (case.terms["fit"] * fit(case, w, 0, ROWS) / TOKENS).backward()
+    return {**{name: w.grad for name, w in weights.items()}, "dead": torch.zeros(2, dtype=case.dtype)}
+
+
+class TwoMeans:
+    """Two parameters with a gradient and one without, reduced together. `wrong`: "leaves one out" on rank 1, or
+    "another name", by which the sum of the dead one goes."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+        self.group = rd.Group(torch_dist.new_group(), name="ranks")
+
+    def __call__(self, case: rd.Case) -> dict[str, torch.Tensor]:
+        rank = torch_dist.get_rank()
+        rows = case.topology.pool("ranks").shards[rank]
+        weights = {name: weight(case, name) for name in ("left", "right")}
+        count = rd.count_global("tokens", int(tokens(*rows).sum()), self.group)
+        for w in weights.values():
+            (case.terms["fit"] * rd.normalize(fit(case, w, *rows), count).value).backward()
+        weights["dead"] = torch.nn.Parameter(torch.ones(2, dtype=case.dtype))
+        weights["dead"].grad = torch.zeros(2, dtype=case.dtype)
+        if self.wrong == "another name":
+            self.group.sum("grad of dead", weights["dead"].grad)
+        reducer = rd.SumReducer(self.group)
+        reducer.add_gradients(
+            (name, w) for name, w in weights.items() if not (self.wrong == "another name" and name == "dead")
+        )
+        reducer.reduce()
+        left_out = {"right"} if self.wrong == "leaves one out" and rank == 1 else set()
+        return {name: w.grad for name, w in weights.items() if name not in left_out}
+
+
+def two_means_check(wrong: str, **options) -> rd.GradCheck:
+    options = {"terms": {"fit": 1.0}, "dtypes": (), "may_be_dead": ["dead"], **options}
+    return rd.GradCheck(two_means, TwoMeans(wrong), rows=ROWS, **options)
+
+
+def one_of_several_left_out_on_one_rank() -> rd.GradCheck:
+    return two_means_check("leaves one out", self_test=False)
+
+
+def dead_and_reduced() -> rd.GradCheck:
+    return two_means_check("", ragged=False)
+
+
+def dead_and_summed_by_another_name() -> rd.GradCheck:
+    return two_means_check("another name", ragged=False)
+
+
+# ---- mutants ---------------------------------------------------------------------------------------
 
 
 def another_call_in_a_mutant() -> rd.GradCheck:
@@ -331,7 +477,12 @@ FACTORIES: list[Callable[[], rd.GradCheck]] = [
     *(right, too_small, square, other_pool_in_a_square, other_pool, mean_of_microbatches),
     *(reseeded, not_the_same, every_replica, forgetful, coarse),
     *(none_on_one_rank, left_out_on_one_rank, left_out_on_one_rank_of_a_pool),
+    *(one_of_several_left_out_on_one_rank, shared, shared_left_out_by_a_pool),
     *(counts_at_least_one, alike_rows, mean_of_means_of_alike_rows),
+    *(alike_rows_without_self_test, mean_of_means_of_alike_rows_without_self_test),
+    *(alike_rows_summed_by_torch, mean_of_means_of_alike_rows_summed_by_torch),
+    *(through_float32, average_through_float32, third_through_float32),
+    *(dead_and_reduced, dead_and_summed_by_another_name),
     *(another_call_in_a_mutant, raises_in_a_mutant),
     *(nothing_through_retape, nothing_through_retape_and_no_self_test),
 ]

@@ -281,6 +281,11 @@ def test_a_backward_beside_ddp_is_left_alone(told):
         assert line["local"] == [1.0, 1.0]
 
 
+def test_gradients_that_are_asked_for_under_ddp_are_no_backward(told):
+    for line in told("ddp_and_gradients_that_are_asked_for"):
+        assert line["off"] < 1e-14
+
+
 def test_microbatches_under_ddp_are_summed_once_or_raise(told):
     for line in told("ddp_microbatches"):
         assert line["off"] < 1e-14

@@ -115,6 +115,78 @@ elif rank == "0":
 else:
     sys.stdin.readline()
 """
+# As above, in a backward of DDP: where it waits for others, or where it first hears of a signal that came in a kernel.
+IS_INTERRUPTED_IN_A_BACKWARD = """
+from retape.dist import _ddp
+
+rank = os.environ["RANK"]
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+def interrupt_who_waits(_, frame):
+    while frame and (frame.f_code.co_name, frame.f_globals["__name__"]) != ("result", "concurrent.futures._base"):
+        frame = frame.f_back
+    if frame:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
+
+if rank == "1" and "WHERE" == "a kernel":
+    _ddp._before_accumulation = interrupt
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+hook = rd.SumHook(model)
+loss = model(torch.ones(1, 2)).sum()
+if rank == "1":
+    signal.signal(signal.SIGALRM, interrupt_who_waits)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        loss.backward()
+    except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print("interrupted", flush=True)
+    sys.stdin.readline()
+elif rank == "0":
+    print(error_of(loss.backward), flush=True)
+else:
+    sys.stdin.readline()
+"""
+# In a step of a check: in a call, between calls, or when it is over and waits for the outcome of others.
+IS_INTERRUPTED_IN_A_CHECK = """
+rank = os.environ["RANK"]
+reached = ""
+
+def interrupt(*_):
+    if reached == "WHERE":
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
+
+def one(case):
+    return {"w": torch.ones(2, dtype=case.dtype)}
+
+def step(case):
+    global reached
+    if rank == "2":
+        sys.stdin.readline()
+    if rank == "1" and "WHERE" == "between calls":
+        raise KeyboardInterrupt
+    if "WHERE" != "the outcome":
+        reached = "a call"
+        group.sum("in a step", tensor.clone())
+    reached = "the outcome"
+    return one(case)
+
+check = rd.GradCheck(one, step, terms={"fit": 1.0}, rows=6)
+if rank == "1":
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        check.run()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+else:
+    print(error_of(check.run), flush=True)
+sys.stdin.readline()
+"""
 LEAVES_A_CALL_IN_WHICH_ONE_WAITS = """
 rank = os.environ["RANK"]
 if rank == "1":
@@ -235,8 +307,35 @@ def test_who_waits_beside_a_rank_that_is_interrupted_stops_waiting(stays):
     assert told.startswith("[1] "), told
     assert told.endswith("[1.0, 1.0]\n")
     if stays:
-        assert "rank 1 was interrupted while it waited for others" in told
+        assert "rank 1 was interrupted, and left the call" in told
     assert waits.stdout.readline().startswith("[1] ")
+    for rank in (late, interrupted, waits):
+        assert rank.communicate("go on\n", timeout=60) == ("", "")
+
+
+@pytest.mark.parametrize("where", ["a wait", "a kernel"])
+def test_who_waits_in_a_backward_beside_a_rank_that_is_interrupted_stops_waiting(where):
+    """The timeout of a call is half an hour, and all of these processes stay."""
+    waits, interrupted, late = start(IS_INTERRUPTED_IN_A_BACKWARD.replace("WHERE", where), ranks=3)
+    assert interrupted.stdout.readline() == "interrupted\n"
+    told = waits.stdout.readline()
+    assert told.startswith("[1] "), told
+    assert "rank 1 was interrupted, and left the call" in told
+    for rank in (late, interrupted, waits):
+        assert rank.communicate("go on\n", timeout=60) == ("", "")
+
+
+@pytest.mark.parametrize("where", ["a call", "between calls", "the outcome"])
+def test_a_check_ends_on_all_ranks_when_one_is_interrupted(where):
+    """Rank 2 is busy in its step, and learns of it when it comes to a call."""
+    waits, interrupted, late = start(IS_INTERRUPTED_IN_A_CHECK.replace("WHERE", where), ranks=3)
+    assert interrupted.stdout.readline() == "interrupted\n"
+    told = waits.stdout.readline()
+    assert told.startswith("[1] "), told
+    assert "rank 1 was interrupted, and left the call" in told
+    late.stdin.write("go on\n")
+    late.stdin.flush()
+    assert late.stdout.readline().startswith("[1] ")
     for rank in (late, interrupted, waits):
         assert rank.communicate("go on\n", timeout=60) == ("", "")
 

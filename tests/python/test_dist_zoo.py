@@ -35,15 +35,16 @@ class Found:
 
 BOTH = {"w", "b"}
 N = dist_zoo.RANKS
+OR_MICROBATCHES = f"1 / n_ranks, or 1 / microbatches if there are {N}"
 EXPECTED = {
     "microbatch_means": Found(BOTH, reason="only with ragged shards", topologies=(RAGGED, EMPTY)),
     "token_means": Found(BOTH, reason="only with ragged shards", topologies=(RAGGED, EMPTY)),
-    "missing_world_size": Found(BOTH, 1 / N, "1 / n_ranks"),
+    "missing_world_size": Found(BOTH, 1 / N, "1 / n_ranks", OR_MICROBATCHES),
     "world_size_too_many": Found(BOTH, N, "n_ranks"),
     "normalised_twice": Found(
         BOTH, 1 / dist_zoo.MICROBATCHES, "1 / 2", "1 / 2, or 1 / microbatches if there are 2"
     ),
-    "count_summed_twice": Found(BOTH, 1 / N, "1 / n_ranks"),
+    "count_summed_twice": Found(BOTH, 1 / N, "1 / n_ranks", OR_MICROBATCHES),
     "local_log": Found(BOTH, reason="a function of a rank's own sum"),
     "autograd_all_reduce": Found(BOTH, N, "n_ranks"),
     "expert_scale": Found({"expert0", "expert1"}, dist_zoo.EXPERTS, "n_expert0"),
@@ -57,6 +58,10 @@ EXPECTED = {
     "penalty_on_every_rank": Found({"w"}, N, "n_ranks", terms="penalty"),
     "reseeded_noise": Found(BOTH, reason="draws random numbers"),
     "residual_in_batch_norm": Found({"w"}, reason="a part that is missing"),
+    "rows_dropped": Found(
+        BOTH, reason="rows that are dropped or padded where shards differ", topologies=(RAGGED,)
+    ),
+    "state_left_over": Found(BOTH, reason="or state of an earlier run", topologies=(RAGGED, EMPTY)),
 }
 NAMES = [each.name for each in dist_zoo.ANIMALS]
 
@@ -110,6 +115,15 @@ def test_means_of_means_are_invisible_where_all_have_as_many_tokens(zoo, name):
     rows = [row for row in zoo[name, True]["rows"] if row["topology"] == EVEN]
     assert {row["tensor"] for row in rows} == BOTH
     assert max(row["error"] for row in rows) < 1e-14
+
+
+@pytest.mark.parametrize("name", ["microbatch_means", "token_means", "rows_dropped", "state_left_over"])
+def test_what_differs_with_ragged_shards_alone_has_each_such_cause_as_a_candidate(zoo, name):
+    rows = [row for row in zoo[name, True]["rows"] if row["kind"] == "different"]
+    said = "only with ragged shards (4 is equal). Candidates: a mean of each rank's mean"
+    assert all(said in row["reason"] for row in rows)
+    assert all("rows that are dropped" in row["reason"] for row in rows)
+    assert all("state of an earlier run" in row["reason"] for row in rows)
 
 
 def test_a_small_loss_with_a_wrong_count_hides_in_the_sum_of_all(zoo):

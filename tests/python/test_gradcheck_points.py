@@ -91,17 +91,21 @@ def test_a_rank_has_no_rows_so_that_a_count_of_at_least_one_is_seen(reports):
     assert all(said in row["reason"] for row in rows)
 
 
+@pytest.mark.parametrize("how", ["", "_without_self_test", "_summed_by_torch"])
 @pytest.mark.parametrize("name", ["alike_rows", "mean_of_means_of_alike_rows"])
-def test_where_rows_are_alike_a_note_says_that_a_mean_of_means_would_not_be_seen(reports, name):
-    report = reports[name]
+def test_where_rows_are_alike_a_note_says_that_a_mean_of_means_would_not_be_seen(reports, name, how):
+    report = reports[name + how]
     assert report["kind"] == "equal", report["text"]
     (note,) = [note for note in report["notes"] if "a mean of each rank's mean would not be seen" in note]
     assert 'term "fit" with 4, ragged' in note
     assert "Fix: rows that differ" in note
 
 
-def test_where_rows_differ_nothing_is_said_of_them(reports):
-    assert not any("rows that differ" in note for note in reports["right"]["notes"])
+# With a self-test, without one, and where torch alone sums.
+@pytest.mark.parametrize("name", ["right", "shared", "nothing_through_retape_and_no_self_test"])
+def test_where_rows_differ_nothing_is_said_of_them(reports, name):
+    assert reports[name]["kind"] == "equal"
+    assert not any("rows that differ" in note for note in reports[name]["notes"])
 
 
 def test_numbers_drawn_by_rank_are_seen_and_explained(reports):
@@ -134,6 +138,16 @@ def test_with_rows_a_name_that_a_rank_leaves_out_is_different(reports):
     assert max(row["error"] for row in rows) < 1e-14  # of those that return it
 
 
+def test_with_rows_one_name_of_several_that_a_rank_leaves_out_is_different(reports):
+    report = reports["one_of_several_left_out_on_one_rank"]
+    assert report["exit_code"] == 1
+    rows = wrong(report)
+    assert {row["tensor"] for row in rows} == {"right"}
+    assert {row["topology"] for row in rows} == {"4", "4, ragged", "4, empty"}
+    said = "rank 1 does not return it, and ranks 0, 2 and 3 do"
+    assert all(row["reason"].startswith(said) for row in rows)
+
+
 def test_in_pools_a_rank_that_returns_nothing_is_noted(reports):
     report = reports["left_out_on_one_rank_of_a_pool"]
     assert report["kind"] == "equal"
@@ -141,8 +155,53 @@ def test_in_pools_a_rank_that_returns_nothing_is_noted(reports):
     assert "not compared" in note
 
 
-def test_names_that_whole_pools_return_are_not_noted(reports):
-    assert not any("not return" in note for note in reports["right"]["notes"])
+def test_a_pool_that_does_not_return_what_another_returns_is_noted(reports):
+    """Its own parameters, or one that both hold and that it has lost: only the user knows."""
+    everywhere = "(in 1, 1; 1, 3; 3, 1; 1, 3, ragged; 3, 1, ragged)"
+    left = f'pool "left" does not return gradient "right", and pool "right" does {everywhere}'
+    names = {"shared": 'gradient "left"', "shared_left_out_by_a_pool": 'gradients "left", "shared"'}
+    for name, missed in names.items():
+        report = reports[name]
+        assert report["kind"] == "equal", report["text"]
+        notes = [note for note in report["notes"] if "not return" in note]
+        right = f'pool "right" does not return {missed}, and pool "left" does {everywhere}'
+        assert {note.split(":")[0] for note in notes} == {left, right}
+        assert all("not compared" in note for note in notes)
+
+
+def test_a_pool_that_has_parameters_of_its_own_is_noted_once(reports):
+    notes = {note.split(" (in")[0] for note in reports["right"]["notes"] if "not return" in note}
+    assert notes == {
+        f'pool "{pool}" does not return gradient "{other}", parameter "{other}", and pool "{other}" does'
+        for pool, other in (("left", "right"), ("right", "left"))
+    }
+
+
+def test_a_rest_that_float32_leaves_is_named_with_a_factor_and_without(reports):
+    rest = "float32 rounds like that. Candidates: a part of the step that computes or sends in float32"
+    factors = {
+        "through_float32": "no factor explains it (alpha 1,",
+        "average_through_float32": "0.25 times the reference: 1 / n_ranks, or 1 / microbatches if there are 4",
+        "third_through_float32": "Candidate: 1 / microbatches if there are 3",
+    }
+    for name, factor in factors.items():
+        rows = wrong(reports[name])
+        assert {row["topology"] for row in rows} == {"4", "4, ragged", "4, empty"}
+        assert all(factor in row["reason"] and rest in row["reason"] for row in rows), rows
+        assert not any("a mean of each rank's mean" in row["reason"] for row in rows)
+
+
+def test_a_parameter_that_may_be_dead_and_is_reduced_with_others_is_no_mutant(reports):
+    report = reports["dead_and_reduced"]
+    assert report["kind"] == "equal", report["text"]
+    assert report["self_test"]["killed"] == report["self_test"]["mutants"] > 0
+
+
+def test_a_sum_of_what_may_be_dead_is_matched_by_the_name_of_the_sum(reports):
+    report = reports["dead_and_summed_by_another_name"]
+    assert report["kind"] == "vacuous", report["text"]
+    lives = {row["name"] for row in report["self_test"]["rows"] if not row["killed"]}
+    assert lives == {"grad of dead"}
 
 
 def test_a_clip_norm_counts_each_parameter_once(reports):

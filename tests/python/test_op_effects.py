@@ -1,7 +1,7 @@
 """What Retape assumes that aten ops write, overwrite and return, against what they do when they run.
 
 `make proofs` runs every overload that can be called (`python -m tests.python.audit`) and writes the tables
-of docs/proofs.md. Here run a fixed part of them, and all overloads that those tables or src/record/op_lists.h name.
+of docs/proofs.md. Here run a fixed part of them, and all overloads that those tables or src/tape/op_lists.h name.
 """
 
 from __future__ import annotations

@@ -41,14 +41,16 @@
 // way, and each must come out different. A mutant that survives makes the verdict vacuous, as does a step
 // that sums nothing through retape::dist, and one that a mutant has raised in and that then no longer comes out
 // as before (groups are broken). One that comes out by another ratio than predicted is named, and no more: a
-// gradient may have other parts, too.
+// gradient may have other parts, too. With the self-test or without, a note names terms whose rows are so alike that
+// a mean of means would not be seen: the step runs with weighted parts for that, or with fewer rows.
 //
 // Vacuous is not a failure of the step; it says that nothing was proved. It cannot see what both functions
 // get wrong alike, races, or configurations that were not given.
 //
 // Failure: an exception of either function on any rank raises on all: itself where it was thrown, elsewhere
 // CollectiveError with its text. Ranks that wait for that one in a collective of theirs come back when it
-// times out: give `everyone` a longer timeout than the groups that the step uses.
+// times out: give `everyone` a longer timeout than the groups that the step uses. What is no std::exception (an
+// interrupt) passes through, and breaks all groups of this process: ranks that wait in one raise at once.
 // Threads: called from one. It takes the process's Watch.
 #pragma once
 

@@ -133,6 +133,13 @@ class RETAPE_API Group {
   // Returns when all have called it.
   void barrier(const std::string& name) const;
 
+  // After an interrupt: this process waits for none of its calls that are under way, and others need not wait for it.
+  // They raise CollectiveError, which names this rank, unless all have come to the call already. So does Pending::wait.
+  void withdraw() const;
+  // And it makes no other: who waits in one, or comes to one, raises. The group is broken. Returns when others can know,
+  // after seconds at the latest, and does not throw.
+  void abandon() const;
+
   // Raises on every member where `text` is not the same on all. `complaint`: what this rank has against
   // going on; if any has one, all raise, with all of them.
   void agree(const std::string& name, const std::string& text, const std::string& complaint = "") const;

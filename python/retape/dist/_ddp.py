@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as torch_dist
@@ -84,17 +84,23 @@ class SumHook:
         # DDP waits for futures; somebody has to wait for the sums, in order.
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="retape-sums")
         self._summed: set[int] = set()  # parameters whose gradient is a sum over ranks already
-        self._errors: list[Exception] = []
+        self._errors: list[BaseException] = []
         self._watch = _BackwardWatch(model, self._names)
+        # Where DDP's own hooks are: autograd.grad() runs those of a tensor, and accumulates nothing. The nodes are
+        # DDP's, and held here since a tensor does not hold its own.
+        self._accumulations = []
         for parameter in model.module.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(partial(self._before_accumulation, parameter))
+                node = torch.autograd.graph.get_gradient_edge(parameter).node
+                hear = partial(_before_accumulation, ref(self), parameter)
+                node.register_prehook(_dist._guarded(hear, partial(_leave_backward, self.group)))
+                self._accumulations.append(node)
         model.register_comm_hook(self, _sum)
         # Before anybody waits: in join() a rank that has ended its loop answers for calls of DDP alone.
         model.join = _join  # type: ignore[method-assign]
         model.join_hook = _refuse_join  # type: ignore[method-assign]
 
-    def _before_accumulation(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _before_accumulation(self, parameter: torch.Tensor) -> None:
         self._watch.reached(parameter)
         if id(parameter) not in self._summed:
             return
@@ -173,6 +179,17 @@ class _BackwardWatch:
         return (", ".join(names[:most]) or "some parameters") + more
 
 
+def _before_accumulation(hook: "ref[SumHook]", parameter: torch.Tensor, _: tuple[torch.Tensor, ...]) -> None:
+    if there := hook():
+        there._before_accumulation(parameter)
+
+
+def _leave_backward(group: _dist.Group, error: BaseException) -> NoReturn:
+    """Ctrl-C while kernels ran: this rank starts no more sums, which others wait for."""
+    group._abandon()
+    raise error
+
+
 def _sum(hook: SumHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     hook._summed.update(id(p) for p in bucket.parameters())
     hook._watch.reduced(bucket)
@@ -191,10 +208,19 @@ def _sum(hook: SumHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor
                 pending.wait()
         future.set_result(buffer)
 
-    hook._waiter.submit(wait)
+    waiting = hook._waiter.submit(wait)
     if bucket.is_last():
+        # Before DDP's end of this backward, which waits for the same and hears no Ctrl-C.
+        stop_waiting = partial(_stop_waiting, hook.group, errors)
+        torch.autograd.Variable._execution_engine.queue_callback(_dist._guarded(waiting.result, stop_waiting))
         _after_ddp(partial(_raise_first, errors))
     return future
+
+
+def _stop_waiting(group: _dist.Group, errors: list[BaseException], error: BaseException) -> None:
+    """DDP comes to its end, soon: sums that not all ranks have come to fail, and others are as they were agreed on."""
+    errors.insert(0, error)
+    group._withdraw()
 
 
 def _refuse_join(**_: object) -> NoReturn:
@@ -213,7 +239,7 @@ def _join(
 
 
 @contextlib.contextmanager
-def _noted(errors: list[Exception]) -> Iterator[None]:
+def _noted(errors: list[BaseException]) -> Iterator[None]:
     """Whatever is raised: DDP waits for the future, and of an error in one it keeps nothing but the text."""
     try:
         yield
@@ -221,7 +247,7 @@ def _noted(errors: list[Exception]) -> Iterator[None]:
         errors.append(error)
 
 
-def _raise_first(errors: list[Exception]) -> None:
+def _raise_first(errors: list[BaseException]) -> None:
     if errors:
         error = errors[0]
         errors.clear()  # a traceback holds what holds them

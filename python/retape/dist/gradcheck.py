@@ -55,9 +55,9 @@ Progress = Callable[[int, int, str], None]
 class Outcome:
     """What a step has come to. The reference has all tensors, a rank those that it holds.
 
-    With `topologies` a rank leaves out the names of what it does not hold; a note lists the ranks that
-    leave out what others of their pool return. With `rows` every rank holds all of them, and a name that
-    is missing on one is different. None, where another rank has a gradient, is a replica without it.
+    With `topologies` a rank leaves out the names of what it does not hold; a note lists the pools and ranks
+    that leave out what others return. With `rows` every rank holds all of them, and a name that is missing on
+    one is different. None, where another rank has a gradient, is a replica without it.
     DTensors, as FSDP2 has them, are made whole, and sparse tensors dense."""
 
     gradients: Tensors  # after every reduction, before clipping

@@ -14,6 +14,8 @@ using Ranks = std::vector<int>;
 using Key = std::pair<std::string, std::string>;  // what, name
 
 constexpr size_t kMostNames = 3;
+// A name that a pool has lost is to be seen among those that another pool alone has.
+constexpr size_t kMostOfPools = 12;
 
 bool is_in(const Ranks& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
@@ -56,29 +58,57 @@ std::map<Key, Naming> namings_in(const std::vector<Manifest>& manifests, const R
   return namings;
 }
 
-// Every rank of `present` is in a pool or group of which all ranks are.
-bool are_whole_pools(const Topology& topology, const Ranks& present) {
+// Names of pools, and of groups, that `ranks` are the members of; none where a rank is left over.
+std::vector<std::string> whole_pools(const Topology& topology, const Ranks& ranks) {
+  std::vector<std::string> names;
   std::set<int> covered;
-  const auto cover = [&](const Ranks& ranks) {
-    if (std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return is_in(present, rank); })) {
-      covered.insert(ranks.begin(), ranks.end());
+  const auto cover = [&](const std::string& name, const Ranks& members) {
+    const bool all = std::all_of(members.begin(), members.end(), [&](int rank) { return is_in(ranks, rank); });
+    const bool more = std::any_of(members.begin(), members.end(), [&](int rank) { return covered.count(rank) == 0; });
+    if (all && more) {
+      names.push_back(name);
+      covered.insert(members.begin(), members.end());
     }
   };
   for (const auto& pool : topology.pools()) {
-    cover(pool.ranks);
+    cover(pool.name, pool.ranks);
   }
   for (const auto& group : topology.groups()) {
-    cover(group.ranks);
+    cover(group.name, group.ranks);
   }
-  return covered.size() == present.size();
+  return covered.size() == ranks.size() ? names : std::vector<std::string>{};
 }
 
-std::string names_text(const std::string& what, const std::vector<std::string>& names) {
+// "pool "left"", "pools "left" and "right""
+std::string pools_text(const std::vector<std::string>& names) {
+  std::string text = names.size() == 1 ? "pool " : "pools ";
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "\"" : i + 1 == names.size() ? " and \"" : ", \"") + names[i] + "\"";
+  }
+  return text;
+}
+
+std::string names_text(const std::string& what, const std::vector<std::string>& names, size_t most = kMostNames) {
   std::string text = what + (names.size() == 1 ? "" : what == "loss" ? "es" : "s");
-  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i) {
+  for (size_t i = 0; i < std::min(names.size(), most); ++i) {
     text += (i == 0 ? " \"" : ", \"") + names[i] + "\"";
   }
-  return text + (names.size() > kMostNames ? " and " + std::to_string(names.size() - kMostNames) + " more" : "");
+  return text + (names.size() > most ? " and " + std::to_string(names.size() - most) + " more" : "");
+}
+
+// " (in 4; 4, ragged)"
+std::string in_text(const std::vector<std::string>& topologies) {
+  std::string text;
+  for (const auto& topology : topologies) {
+    text += (text.empty() ? " (in " : "; ") + topology;
+  }
+  return text + ")";
+}
+
+void insert(const std::string& name, std::vector<std::string>& into) {
+  if (std::find(into.begin(), into.end(), name) == into.end()) {
+    into.push_back(name);
+  }
 }
 
 }  // namespace
@@ -125,8 +155,7 @@ void AbsenceNotes::add(const NamedTopology& topology, const United& united) {
   for (const auto& absence : united.absences) {
     Ranks absent = absence.absent;
     std::erase_if(absent, [&](int rank) { return is_in(silent, rank); });
-    const bool meant = are_whole_pools(topology.topology, absence.present);
-    if (!absent.empty() && !meant) {
+    if (!absent.empty() && !add_pools(topology, absent, absence)) {
       names[{absence.what, std::move(absent), absence.present}].push_back(absence.name);
     }
   }
@@ -138,20 +167,37 @@ void AbsenceNotes::add(const NamedTopology& topology, const United& united) {
 
 void AbsenceNotes::add(const std::string& text, const std::string& topology) {
   const auto known = std::find_if(said_.begin(), said_.end(), [&](const auto& each) { return each.first == text; });
-  auto& topologies = known == said_.end() ? said_.emplace_back(text, std::vector<std::string>{}).second : known->second;
-  if (std::find(topologies.begin(), topologies.end(), topology) == topologies.end()) {
-    topologies.push_back(topology);
+  insert(topology, known == said_.end() ? said_.emplace_back(text, Names{}).second : known->second);
+}
+
+// False: these are no whole pools.
+bool AbsenceNotes::add_pools(const NamedTopology& topology, const Ranks& absent, const Absence& absence) {
+  const auto without = whole_pools(topology.topology, absent);
+  const auto with = whole_pools(topology.topology, absence.present);
+  if (without.empty() || with.empty()) {
+    return false;
   }
+  auto& [names, topologies] = of_pools_[{without, with}];
+  insert(absence.name, names[absence.what]);
+  insert(topology.name, topologies);
+  return true;
 }
 
 std::vector<std::string> AbsenceNotes::notes() const {
   std::vector<std::string> notes;
   for (const auto& [text, topologies] : said_) {
-    std::string in;
-    for (const auto& topology : topologies) {
-      in += (in.empty() ? "" : "; ") + topology;
+    notes.push_back(text + in_text(topologies) + ": what is there was not compared.");
+  }
+  for (const auto& [pools, left_out] : of_pools_) {
+    const auto& [without, with] = pools;
+    std::string what;
+    for (const auto& [each, names] : left_out.names) {
+      what += (what.empty() ? "" : ", ") + names_text(each, names, kMostOfPools);
     }
-    notes.push_back(text + " (in " + in + "): what is there was not compared.");
+    notes.push_back(
+        pools_text(without) + (without.size() == 1 ? " does" : " do") + " not return " + what + ", and " +
+        pools_text(with) + (with.size() == 1 ? " does" : " do") + in_text(left_out.topologies) +
+        ": right if it does not hold them; what it holds of them was not compared.");
   }
   return notes;
 }

@@ -7,6 +7,8 @@
 #include "dist/gradcheck/judge.h"
 #include "dist/gradcheck/manifest.h"
 
+#include <map>
+
 namespace retape::dist::detail {
 
 // `ranks`: of each manifest. A rank that names a tensor and has none is not absent: see United::odd_gradients.
@@ -18,18 +20,24 @@ std::vector<int> silent_in(const std::vector<Manifest>& manifests, const std::ve
 // Why a row differs.
 std::string difference(const Absence& absence);
 
-// Notes for a report, over all runs. A name that whole pools or groups return, and no other rank, is not noted: each
-// pool owns its parameters.
+// Notes for a report, over all runs. Names that whole pools or groups return, and other pools do not, have one note for
+// all of them: each pool may own its parameters, or have lost one that it shares, which looks the same.
 class AbsenceNotes {
  public:
   void add(const NamedTopology& topology, const United& united);
   std::vector<std::string> notes() const;
 
  private:
+  using Names = std::vector<std::string>;
+  struct LeftOut {
+    std::map<std::string, Names> names;  // by what they are of
+    Names topologies;
+  };
   void add(const std::string& text, const std::string& topology);
+  bool add_pools(const NamedTopology& topology, const std::vector<int>& absent, const Absence& absence);
 
-  // By what is said: topologies, in order.
-  std::vector<std::pair<std::string, std::vector<std::string>>> said_;
+  std::vector<std::pair<std::string, Names>> said_;        // by what is said: topologies, in order
+  std::map<std::pair<Names, Names>, LeftOut> of_pools_;  // by the pools without them, and with them
 };
 
 }  // namespace retape::dist::detail

@@ -1,9 +1,13 @@
 #include "dist/gradcheck/alike_rows.h"
 
+#include "dist/gradcheck/fit.h"
 #include "dist/gradcheck/sizes.h"
 #include "dist/gradcheck/variants.h"
 
+#include <ATen/TensorOperators.h>
+
 #include <algorithm>
+#include <array>
 #include <set>
 
 namespace retape::dist::detail {
@@ -38,7 +42,54 @@ std::vector<Break> weighted(const std::vector<Contribution>& seen, double factor
   return breaks;
 }
 
+// The same ranks with the first of the rows, each with some; none where that is all rows. Two numbers of rows, one after
+// the other: data that repeats has the same mean in as many rows as it repeats after, and not in one row more.
+std::optional<std::array<Topology, 2>> with_fewer_rows(const Topology& topology) {
+  int64_t rows = topology.rows() / 2;
+  for (const auto& pool : topology.pools()) {
+    rows = std::max<int64_t>(rows, pool.size());
+  }
+  if (rows + 1 >= topology.rows()) {
+    return std::nullopt;
+  }
+  const auto cut = [&](int64_t to) {
+    auto pools = topology.pools();
+    for (auto& pool : pools) {
+      pool.shards = even_shards(to, pool.size());
+    }
+    return Topology(to, std::move(pools), topology.groups());
+  };
+  return std::array{cut(rows), cut(rows + 1)};
+}
+
+// `factor` times the gradients of `reference`, all of them.
+bool are_times(double factor, const Outcome& reference, const Outcome& found, double tolerance) {
+  bool any = false;
+  for (const auto& [name, gradient] : reference.gradients) {
+    if (!gradient.defined() || largest(gradient) == 0) {
+      continue;
+    }
+    const auto it = found.gradients.find(name);
+    if (it == found.gradients.end() || it->second.sizes() != gradient.sizes()) {
+      return false;
+    }
+    const auto fitted = fit(gradient, as_double(it->second) / factor);
+    if (!fitted.finite || fitted.error > tolerance) {
+      return false;
+    }
+    any = true;
+  }
+  return any;
+}
+
 enum class Found : uint8_t { Alike, Different, Unknown };
+
+struct AlikeTerm {
+  std::string name;
+  std::string measured;
+};
+
+constexpr const char* kWeighted = "each rank's part times or divided by its share of rows makes the same gradients";
 
 class Trials {
  public:
@@ -50,25 +101,26 @@ class Trials {
     }
   }
 
-  // Terms whose gradients weights by rows do not change; none once a rank has raised.
-  std::vector<std::string> run() {
-    std::vector<std::string> alike;
+  // Terms whose gradients do not change; none once a rank has raised.
+  std::vector<AlikeTerm> run() {
+    std::vector<AlikeTerm> alike;
     watcher_.expect(static_cast<int>(terms_.size()));
     for (const auto& planned : terms_) {
-      watcher_.advance("self-test, rows weighted, " + planned.name());
-      const auto found = try_one(planned);
+      watcher_.advance("are rows alike, " + planned.name());
+      std::string measured = kWeighted;
+      const auto found = try_one(planned, measured);
       if (found == Found::Unknown) {
         return {};
       }
       if (found == Found::Alike) {
-        alike.push_back(planned.run.terms);
+        alike.push_back({planned.run.terms, std::move(measured)});
       }
     }
     return alike;
   }
 
  private:
-  Found try_one(const Planned& planned) {
+  Found try_one(const Planned& planned, std::string& measured) {
     const auto plain = runner_.attempt(planned.what);
     if (!plain.errors.empty()) {
       return Found::Unknown;
@@ -76,7 +128,7 @@ class Trials {
     for (const double factor : {1 / share_, share_}) {
       const auto breaks = weighted(plain.seen, factor);
       if (breaks.empty()) {
-        return Found::Different;  // nothing goes through here
+        return try_fewer_rows(planned, measured);  // nothing goes through here
       }
       const auto ran = runner_.broken(planned.what, breaks);
       if (!ran.errors.empty()) {
@@ -87,6 +139,35 @@ class Trials {
       }
     }
     return Found::Different;
+  }
+
+  Found try_fewer_rows(const Planned& planned, std::string& measured) {
+    const auto& topology = planned.run.topology.topology;
+    const auto fewer = with_fewer_rows(topology);
+    if (!fewer) {
+      return Found::Unknown;
+    }
+    const auto& reference = runner_.reference(planned.what, planned.name());
+    for (const auto& each : *fewer) {
+      auto what = planned.what;
+      what.topology = each;
+      const auto ran = runner_.attempt(what);
+      if (!ran.errors.empty()) {
+        return Found::Unknown;
+      }
+      // Divided by how many rows there are, or by a number that is not counted.
+      const double share = static_cast<double>(each.rows()) / static_cast<double>(topology.rows());
+      const auto is = [&](double factor) {
+        return are_times(factor, reference, ran.united.outcome, planned.run.tolerance);
+      };
+      if (!runner_.decide(runner_.first() && (is(1) || is(share)))) {
+        return Found::Different;
+      }
+    }
+    measured = "the first " + std::to_string(fewer->front().rows()) + " and the first " +
+        std::to_string(fewer->back().rows()) + " of " + std::to_string(topology.rows()) +
+        " rows have the mean gradient of all";
+    return Found::Alike;
   }
 
   bool differs(const Planned& planned, const Ran& ran) {
@@ -123,11 +204,10 @@ void note_alike_rows(
     const GradCheckOptions& options,
     const SelfTest::Watcher& watcher,
     GradReport& report) {
-  for (const auto& term : Trials(runner, uneven, options, watcher).run()) {
+  for (const auto& [term, measured] : Trials(runner, uneven, options, watcher).run()) {
     report.notes.push_back(
-        "term \"" + term + "\" with " + uneven.name + ": each rank's part times or divided by its share of rows makes " +
-        "the same gradients. Its rows are alike, or it does not depend on them, and a mean of each rank's mean would " +
-        "not be seen. Fix: rows that differ.");
+        "term \"" + term + "\" with " + uneven.name + ": " + measured + ". Its rows are alike, or it does not depend " +
+        "on them, and a mean of each rank's mean would not be seen. Fix: rows that differ.");
   }
 }
 

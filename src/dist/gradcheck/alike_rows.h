@@ -2,8 +2,8 @@
 //
 // Where all rows of a batch are alike it is the mean over all rows, whatever the shards. So in an uneven
 // topology the parts that ranks add are weighted by rows, both ways: as a mean of means weighs the parts of
-// a right step, and as a right step weighs those of a mean of means. A term whose gradients are the same
-// with such weights is noted.
+// a right step, and as a right step weighs those of a mean of means. Where no part goes through Retape, the step is run
+// with fewer rows. A term whose gradients are the same is noted.
 #pragma once
 
 #include "dist/gradcheck/self_test.h"

@@ -54,27 +54,56 @@ bool is_one(double alpha) {
   return std::abs(alpha - 1) <= kOne;
 }
 
-// One part of several, where no pool has so many ranks: a step that takes its rows in as many microbatches, of which
-// the check knows nothing.
-std::string microbatches_text(const GradRow& row) {
+bool decides(const GradRow& row) {
+  return row.dtype == Precision().text();
+}
+
+// What a factor leaves in float64.
+bool rounds_like_float32(const GradRow& row) {
+  return decides(row) && row.residual <= kFloat32 * std::max(1.0, std::abs(row.alpha));
+}
+
+// How many parts this is one of; 0: none.
+double parts_of(const GradRow& row) {
   constexpr double kMost = 1024;
   const double parts = std::round(1 / row.alpha);
-  const bool half = std::find(row.guesses.begin(), row.guesses.end(), "1 / 2") != row.guesses.end();
-  const bool named = !row.guesses.empty() && !half;
-  if (named || !(parts >= 2 && parts <= kMost) || std::abs(row.alpha * parts - 1) > within(row)) {
+  return parts >= 2 && parts <= kMost && std::abs(row.alpha * parts - 1) <= within(row) ? parts : 0;
+}
+
+// A wrong scale that something makes, and a rest that float32 leaves.
+bool is_a_factor_in_float32(const GradRow& row) {
+  return !is_a_factor(row) && rounds_like_float32(row) && !is_one(row.alpha) &&
+      (!row.guesses.empty() || parts_of(row) > 0);
+}
+
+// A step may take its rows in as many microbatches as the factor has parts: the check knows only of those that it was
+// told of, which are among the guesses then.
+std::string microbatches_text(const GradRow& row) {
+  const bool named = std::any_of(row.guesses.begin(), row.guesses.end(), [](const std::string& guess) {
+    return guess.find("microbatches") != std::string::npos;
+  });
+  const double parts = parts_of(row);
+  if (named || parts == 0) {
     return "";
   }
-  return (half ? ", or " : ". Candidate: ") + std::string("1 / microbatches if there are ") + short_number(parts);
+  const auto text = "1 / microbatches if there are " + short_number(parts);
+  return (row.guesses.empty() ? ". Candidate: " : ", or ") + text;
 }
 
-std::string factor_text(const GradRow& row) {
+// `everywhere`: the factor is the same in every topology, as microbatches make it.
+std::string factor_text(const GradRow& row, bool everywhere = true) {
   const auto times = short_number(row.alpha) + " times the reference";
   const auto sizes = row.guesses.empty() ? ", not explained by any product of pool sizes" : ": " + joined(row.guesses);
-  return times + sizes + microbatches_text(row);
+  return times + sizes + (everywhere ? microbatches_text(row) : "");
 }
 
-bool rounds_like_float32(const GradRow& row, const Run& run) {
-  return run.precision.dtype == at::kDouble && is_one(row.alpha) && row.residual <= kFloat32;
+// What a factor leaves, where float64 would leave less.
+std::string float32_text(const GradRow& row) {
+  if (!decides(row) || row.residual <= row.tolerance) {
+    return "";
+  }
+  return "; the rest has residual " + short_number(row.residual) + ", and float32 rounds like that" + kCandidates +
+      kNarrow;
 }
 
 // Replaces the candidates of any difference, or adds these.
@@ -130,11 +159,14 @@ double within(const GradRow& row) {
 std::string explain(const GradRow& row, const Run& run) {
   if (is_a_factor(row)) {
     return is_one(row.alpha) ? "no factor, and more than rounding: residual " + error_number(row.residual)
-                             : factor_text(row);
+                             : factor_text(row) + float32_text(row);
+  }
+  if (is_a_factor_in_float32(row)) {
+    return factor_text(row) + float32_text(row);
   }
   const auto measured =
       "no factor explains it (alpha " + short_number(row.alpha) + ", residual " + short_number(row.residual) + ")";
-  if (rounds_like_float32(row, run)) {
+  if (is_one(row.alpha) && rounds_like_float32(row)) {
     return measured + ", and float32 rounds like that" + kCandidates + kNarrow;
   }
   return measured + kCandidates + (run.random ? kRandom : "") + kAny;
@@ -148,29 +180,34 @@ void guess_from_all_topologies(
   }
   using Key = std::tuple<std::string, std::string, std::string, std::string>;
   const auto key = [](const GradRow& row) { return Key{row.dtype, row.terms, row.what, row.tensor}; };
+  const auto has_factor = [](const GradRow& row) { return is_a_factor(row) || is_a_factor_in_float32(row); };
   std::map<Key, std::vector<Factor>> factors;
   for (const auto& row : rows) {
-    if (row.kind != Kind::Vacuous && is_a_factor(row) && by_name.count(row.topology) > 0) {
+    if (row.kind != Kind::Vacuous && has_factor(row) && by_name.count(row.topology) > 0) {
       factors[key(row)].push_back({row.alpha, *by_name[row.topology], microbatches});
     }
   }
   for (auto& row : rows) {
-    if (row.kind != Kind::Different || !is_a_factor(row) || is_one(row.alpha)) {
+    if (row.kind != Kind::Different || !has_factor(row) || is_one(row.alpha)) {
       continue;
     }
+    const auto& known = factors[key(row)];
     const auto before = factor_text(row);
-    if (auto better = guesses(factors[key(row)], row.what == "norm", within(row)); !better.empty()) {
+    if (auto better = guesses(known, row.what == "norm", within(row)); !better.empty()) {
       row.guesses = std::move(better);
-      if (const auto at = row.reason.find(before); at != std::string::npos) {
-        row.reason.replace(at, before.size(), factor_text(row));
-      }
+    }
+    const bool everywhere = std::all_of(known.begin(), known.end(), [&](const Factor& factor) {
+      return std::abs(factor.value - row.alpha) <= within(row) * std::abs(row.alpha);
+    });
+    if (const auto at = row.reason.find(before); at != std::string::npos) {
+      row.reason.replace(at, before.size(), factor_text(row, everywhere));
     }
   }
 }
 
 void explain_by_neighbours(std::vector<GradRow>& rows, const std::map<std::string, Origin>& variants) {
   const Neighbours neighbours(rows);
-  const auto decides = Precision().text();
+  const auto float64 = Precision().text();
   for (auto& row : rows) {
     if (row.kind != Kind::Different) {
       continue;
@@ -183,8 +220,8 @@ void explain_by_neighbours(std::vector<GradRow>& rows, const std::map<std::strin
       const auto only = empty ? "only where a rank has no rows" : "only with ragged shards";
       narrow_down(row, std::string(only) + " (" + from + " is equal)", empty ? kEmpty : kRagged);
     }
-    if (row.dtype != decides && neighbours.is(Kind::Equal, row, row.topology, decides)) {
-      narrow_down(row, decides + " is equal", kDtype);
+    if (!decides(row) && neighbours.is(Kind::Equal, row, row.topology, float64)) {
+      narrow_down(row, float64 + " is equal", kDtype);
     }
   }
 }

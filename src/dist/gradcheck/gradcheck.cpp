@@ -1,5 +1,6 @@
 #include <retape/dist/gradcheck.h>
 
+#include "dist/collective_queue.h"
 #include "dist/gradcheck/absence.h"
 #include "dist/gradcheck/alike_rows.h"
 #include "dist/gradcheck/explain.h"
@@ -44,7 +45,9 @@ class Session {
   const Outcome& check(const Planned& planned, const Outcome* scale);
   void check_steps(const Planned& planned, const Outcome& scale);
   bool differs_at(const NamedTopology& topology) const;
-  void self_test();
+  // False: groups may be broken, or ranks differ as they are.
+  bool self_test(const SelfTest::Watcher& watcher);
+  void test_what_could_have_been_seen();
   void note_what_was_not_compared();
   Kind kind() const;
   void advance(const std::string& what);
@@ -112,22 +115,27 @@ bool Session::differs_at(const NamedTopology& topology) const {
   }));
 }
 
-void Session::self_test() {
+bool Session::self_test(const SelfTest::Watcher& watcher) {
   const auto* place = options_.mutations ? most_different(topologies_) : nullptr;
   if (!place) {
     report_.notes.push_back(
         options_.mutations ? "no self-test: no topology has several ranks."
                            : "no self-test: it was not asked for.");
-    return;
+    return true;
   }
   if (differs_at(*place)) {
     report_.notes.push_back("no self-test: with " + place->name + " ranks differ from the reference as it is.");
-    return;
+    return false;
   }
-  SelfTest::Watcher watcher{
+  return SelfTest(runner_, *place, options_, watcher).run(report_);
+}
+
+// The note on rows must not depend on the self-test: a mean of means passes without one, too.
+void Session::test_what_could_have_been_seen() {
+  const SelfTest::Watcher watcher{
       [&](int more) { total_ += more; }, [&](const std::string& what) { advance(what); }};
   const auto* uneven = uneven_one(topologies_);
-  if (SelfTest(runner_, *place, options_, watcher).run(report_) && uneven && !differs_at(*uneven)) {
+  if (self_test(watcher) && uneven && !differs_at(*uneven)) {
     note_alike_rows(runner_, *uneven, options_, watcher, report_);
   }
 }
@@ -187,7 +195,7 @@ GradReport Session::run() {
   }
   guess_from_all_topologies(report_.rows, topologies_, options_.microbatches);
   explain_by_neighbours(report_.rows, variants.made_from);
-  self_test();
+  test_what_could_have_been_seen();
   note_what_was_not_compared();
   const auto decided = at::full({1}, static_cast<int64_t>(kind()), at::kLong);
   everyone_.broadcast("gradcheck verdict", decided);
@@ -260,7 +268,15 @@ GradCheck::GradCheck(Group everyone, Step reference, Step distributed, GradCheck
 }
 
 GradReport GradCheck::run(const Progress& progress, const Raised& raised) const {
-  return detail::Session(everyone_, reference_, distributed_, options_, progress, raised).run();
+  try {
+    return detail::Session(everyone_, reference_, distributed_, options_, progress, raised).run();
+  } catch (const std::exception&) {
+    throw;  // which every rank has heard of
+  } catch (...) {
+    // An interrupt. Others wait for the outcome of this rank, or for it in a group of the step's: any of them.
+    detail::Courier::abandon_all();
+    throw;
+  }
 }
 
 }  // namespace retape::dist

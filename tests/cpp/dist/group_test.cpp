@@ -198,6 +198,46 @@ TEST(Group, WhoWaitsCanBeInterrupted) {
   });
 }
 
+TEST(Group, ACallFromWhichARankWithdrawsFailsOnAll) {
+  expect_ranks(3, [](World& world) {
+    const auto all = world.all(), others = world.group("others", {0, 1, 2});
+    all.withdraw();  // from none
+    all.barrier("as before");
+    const auto tensor = torch::ones({2});
+    const auto fails = [&](const std::function<void()>& call) {
+      RANK_EXPECT_TEXT(error_of(call), "[world] call 4, sum \"a\"", "rank 1 was interrupted, and left the call");
+      RANK_EXPECT(same_bits(tensor, torch::ones({2})));
+    };
+    if (world.rank() == 1) {
+      auto pending = all.sum_async("a", tensor);
+      all.withdraw();
+      fails([&] { pending.wait(); });
+    } else if (world.rank() == 0) {
+      fails([&] { all.sum("a", tensor); });
+    }
+    others.barrier("until then the last has not come");
+    fails([&] { all.sum("a", tensor); });
+  });
+}
+
+TEST(Group, WhoWaitsForARankThatAbandonsTheGroupStopsWaiting) {
+  expect_ranks(3, [](World& world) {
+    const auto all = world.all(), others = world.group("others", {0, 1, 2});
+    const auto fails = [&] {
+      RANK_EXPECT_TEXT(error_of([&] { all.barrier("a"); }), "rank 1 was interrupted, and left the call");
+    };
+    if (world.rank() == 1) {
+      all.abandon();
+    } else if (world.rank() == 0) {
+      fails();
+    }
+    others.barrier("until then the last has not come");
+    fails();
+    all.abandon();  // which is broken already
+    Group::alone("alone").abandon();
+  });
+}
+
 // ---- what Gloo would add up without a word -----------------------------------------------------------
 
 // Runs `call` on three ranks, where rank 1 is the odd one. On every rank: an error that names rank 1
