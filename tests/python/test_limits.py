@@ -466,7 +466,8 @@ def lines_of(page: str) -> Iterator[str]:
 
 
 def is_a_test(module: str, test: str) -> bool:
-    paths = list((ROOT / "tests/python").glob(f"{module}.py"))
+    folders = ("python", "conformance")
+    paths = [path for folder in folders if (path := ROOT / "tests" / folder / f"{module}.py").exists()]
     return len(paths) == 1 and (not test or f"def {test}(" in paths[0].read_text(encoding="utf-8"))
 
 
