@@ -1,4 +1,4 @@
-// Ops come here in place of their kernels, below autograd and Python's handlers (record/interceptor.h).
+// Ops come here in place of their kernels, below autograd and Python's handlers (torch/interceptor.h).
 #include <retape/dry_run.h>
 #include <retape/flops.h>
 
