@@ -25,7 +25,7 @@ from retape._bits import same_bits
 from retape._numbers import ROUNDS, whole_number
 from retape._table import Column, Layout, fitted, leaving_out
 from retape._text import Exit
-from retape.bench import regions
+from retape.bench import growth, regions
 from retape.bench.timing import (
     Phases,
     Times,
@@ -233,6 +233,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=warmup, metavar="N", default=3, help="untimed rounds (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="7 rounds after 1: seconds, noisier")
     parser.add_argument("--check", action="store_true", help="exit with 3 when a target is missed")
+    parser.add_argument("--growth", action="store_true", help="instead: cost per op in graphs of 1,000 to 200,000 ops")
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
@@ -240,6 +241,8 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
 
     rounds, warmup = (7, 1) if args.quick else (args.rounds, args.warmup)
     args.environment = environment
+    if args.growth:
+        return Exit.OK, growth.run(console, growth.SIZES[1 if args.quick else -1])
     bar = Progress(console=console, transient=True) if console.is_terminal else nullcontext()
     with bar as progress:
         if progress is None:
