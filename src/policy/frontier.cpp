@@ -17,28 +17,31 @@ void Frontier::forget_if(Values& values, Test&& test) {
   values.erase(gone, values.end());
 }
 
+static bool is_unused(const Value& value) {
+  return !value.in_use_elsewhere();
+}
+
 void Frontier::add(Value& value) {
   if (newest_.size() == 2 * kNewest) {
-    const auto middle = newest_.begin() + kNewest;
-    older_.insert(older_.end(), std::make_move_iterator(newest_.begin()), std::make_move_iterator(middle));
-    newest_.erase(newest_.begin(), middle);
+    make_room();
   }
   bytes_ += value.nbytes;
   newest_.push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
 }
 
-static bool is_unused(const Value& value) {
-  return !value.in_use_elsewhere();
+// As many older ones are looked at as newest ones may come before the next time.
+void Frontier::make_room() {
+  forget_if(newest_, is_unused);
+  if (newest_.size() > kNewest) {
+    const auto last = newest_.end() - kNewest;
+    older_.insert(older_.end(), std::make_move_iterator(newest_.begin()), std::make_move_iterator(last));
+    newest_.erase(newest_.begin(), last);
+  }
+  look_at_older(2 * kNewest);
 }
 
-void Frontier::forget_unused() {
-  forget_if(newest_, is_unused);
-  forget_if(older_, is_unused);
-}
-
-size_t Frontier::bytes() {
-  forget_if(newest_, is_unused);
-  for (size_t i = 0; i < kOlderInTurn && !older_.empty(); ++i) {
+void Frontier::look_at_older(size_t count) {
+  for (size_t i = 0; i < count && !older_.empty(); ++i) {
     next_ = next_ < older_.size() ? next_ : 0;
     auto& value = older_[next_];
     if (value->in_use_elsewhere()) {
@@ -49,6 +52,16 @@ size_t Frontier::bytes() {
     std::swap(value, older_.back());
     older_.pop_back();
   }
+}
+
+void Frontier::forget_unused() {
+  forget_if(newest_, is_unused);
+  forget_if(older_, is_unused);
+}
+
+size_t Frontier::bytes() {
+  forget_if(newest_, is_unused);
+  look_at_older(kOlderInTurn);
   return bytes_;
 }
 

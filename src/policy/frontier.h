@@ -41,6 +41,8 @@ class Frontier {
   static constexpr size_t kNewest = 128;     // at most twice as many are looked at each time
   static constexpr size_t kOlderInTurn = 32;
 
+  void make_room();
+  void look_at_older(size_t count);
   template <typename Test>
   void forget_if(Values& values, Test&& test);
 

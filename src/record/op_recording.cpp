@@ -216,6 +216,7 @@ void Recorder::take(
   } else if (role == Role::Scratch && injected(Fault::BatchNormTwice)) {
     value = describe(storage, tensor.unsafeGetTensorImpl()->version_counter());
     value->keep(storage);
+    value->copied = true;  // whatever is written there: the fault is that replay writes to it
   }
   Input& input = flight.op->add_input(std::move(value), tensor);
   input.nbytes = storage.nbytes();

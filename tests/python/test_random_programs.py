@@ -113,9 +113,11 @@ def test_a_failing_program_is_shrunk_to_the_steps_that_matter() -> None:
 
 
 def test_a_printed_program_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    text = programs.printed(programs.make(0))
+    equal = (p for p in map(programs.make, range(20)) if programs.check(p).kinds == ("equal", "equal"))
+    text = programs.printed(next(equal))
     exec(compile(text, "printed", "exec"), {"__name__": "printed"})
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["equal"] * 2
+    verdicts = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
+    assert [verdict.split(":")[0] for verdict in verdicts] == ["equal"] * 2
 
 
 # ---- what is written of them
