@@ -38,7 +38,7 @@ BLOCKS_BY_CHANCE = (
 # Steps that call what is kept, or written past the tape: what they make is where replay starts from.
 NOT_RECORDED = (
     *("ops.", "autograd.grad", "Wrapped", "apply", "numpy", "dlpack", "buffer", "placed", "empty"),
-    *("set_(", ".data"),
+    *("set_(", ".data", "sparse"),
 )
 # What eager raises where a filling does not suit.
 MISFITS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, BufferError)
