@@ -17,7 +17,7 @@ struct Stats {
   uint64_t bytes_dropped = 0;
   uint64_t anchors = 0;         // values kept only to cut replay chains
   uint64_t bytes_anchored = 0;
-  uint64_t window_bytes = 0;    // the most that "cheap" held at once before deciding what to keep of it
+  uint64_t window_bytes = 0;    // the most that was held at once until it was decided what to keep of it
   uint64_t ops_replayed = 0;
   uint64_t replay_ns = 0;       // time that backward spent in replay; of timed scopes only
 };

@@ -66,7 +66,9 @@ size_t Frontier::bytes() {
 }
 
 void Frontier::forget_roots() {
-  const auto is_root = [](const Value& value) { return !value.recipe && value.hold == Hold::None; };
+  const auto is_root = [](const Value& value) {
+    return !value.recipe && (value.hold == Hold::None || value.saved_itself);
+  };
   forget_if(newest_, is_root);
   forget_if(older_, is_root);
 }

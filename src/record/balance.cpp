@@ -1,4 +1,4 @@
-// At the end of forward: recipes must not hold more than autograd would hold without them.
+// Recipes must not hold more than autograd would hold without them.
 //
 // A root that recipes read and that autograd has not saved is held for them alone. It may be larger than
 // all that was dropped: a float64 batch of which a float32 copy was saved, a table of which some rows
@@ -8,6 +8,10 @@
 //
 // What the caller still holds may die tomorrow, or never. So a root counts even while the caller holds
 // it, and a dropped value counts as won only if it is gone: the sum holds whatever the caller does.
+//
+// All of this is weighed when the outermost scope ends. Results of ops that are not replayed (kept by name,
+// custom, collective) would pile up until then: a stretch of forward is weighed whenever such roots have
+// piled up to a few times the largest of them.
 #include "record/recorder.h"
 
 #include "tape/min_cut.h"
@@ -29,6 +33,16 @@ bool may_hold(const Value& value) {
   const auto& policy = value.region->policy.impl();
   const bool ours = policy.kind == Policy::Impl::Kind::Full || policy.kind == Policy::Impl::Kind::Cheap;
   return ours && policy.drop.empty() && !value.discardable;
+}
+
+// Kept for now, with what it would be replayed from: the policy may drop it again.
+bool is_tentative(const Value& value) {
+  return value.hold == Hold::Kept && value.recipe;
+}
+
+// Of `full`. What a window of `cheap` holds is decided when the window is.
+bool is_anchor(const Value& value) {
+  return is_tentative(value) && value.region->policy.impl().kind == Policy::Impl::Kind::Full;
 }
 
 // Which values to hold, as a cut between roots and what autograd will ask for: each value is two nodes,
@@ -85,7 +99,8 @@ class Problem {
   std::vector<bool> sink_;
 };
 
-// Ops that are connected, by what they make or by a root, and the bytes of each such part.
+// Ops that are connected by what they make, and the bytes of each such part. A root is charged to every
+// part that reads it: one part's graph may outlive the other's.
 class Parts {
  public:
   uint32_t add() {
@@ -108,7 +123,6 @@ class Parts {
   void spent(uint32_t place, size_t bytes) { gains_[find(place)] -= static_cast<int64_t>(bytes); }
   bool has_lost(uint32_t place) { return gains_[find(place)] < 0; }
 
- private:
   uint32_t find(uint32_t place) {
     while (parents_[place] != place) {
       place = parents_[place] = parents_[parents_[place]];
@@ -116,6 +130,7 @@ class Parts {
     return place;
   }
 
+ private:
   std::vector<uint32_t> parents_;
   std::vector<int64_t> gains_;
 };
@@ -131,9 +146,46 @@ bool Recorder::is_held_for_recipes(const Value& value) const {
   return !value.saved && !value.owned_by_graph && (saved == given_.end() || saved->second.expired());
 }
 
+// Whether roots that nothing but recipes holds have piled up since this was last so. Looks at a few new
+// ones at a time; one that is still in use elsewhere is looked at once more, then left to the end. Under the lock.
+bool Recorder::roots_pile_up() {
+  constexpr size_t kLookAt = 4;
+  constexpr size_t kPile = 4;  // times the largest
+  size_t bytes = 0;
+  size_t largest = 0;
+  std::vector<NewRoot> left;
+  for (auto& root : new_roots_) {
+    const auto value = root.value.lock();
+    if (!value || !is_held_for_recipes(*value)) {
+      continue;
+    }
+    if (!value->in_use_elsewhere()) {
+      bytes += value->nbytes;
+      largest = std::max(largest, value->nbytes);
+    } else if (root.was_in_use) {
+      continue;
+    } else {
+      root.was_in_use = true;
+    }
+    left.push_back(std::move(root));
+  }
+  const bool piled_up = bytes >= kPile * largest && bytes > 0;
+  if (piled_up) {
+    region().counters.window_bytes.raise_to(bytes);
+    bytes_in_vain_ += bytes;  // if only values that are gone were made from them
+    left.clear();
+  }
+  new_roots_ = std::move(left);
+  new_roots_look_at_ = new_roots_.size() + kLookAt;
+  return piled_up;
+}
+
 // Looks at each part of the tape by itself: what one has won does not make up for another, whose graph
 // may outlive it.
-Recorder::Balance Recorder::balance() {
+Recorder::Balance Recorder::balance(Weigh weigh) {
+  // While forward runs, a root that is in use costs nothing yet, and a saved value that is in use may be
+  // kept by autograd's own means: both are looked at once more. Ops that were weighed before are settled.
+  const bool so_far = weigh == Weigh::SoFar;
   const uint64_t plan = ++tape_->plans;
   std::vector<Op*> ops;
   Parts parts;
@@ -145,41 +197,74 @@ Recorder::Balance Recorder::balance() {
     }
     return op.place;
   };
+  const auto is_settled = [&](const Op& op) { return so_far && op.weighings >= kWeighings; };
   for (const auto& weak : saved_values_) {
     const auto value = weak.lock();
-    if (value && value->tokens > 0 && value->recipe && value->hold == Hold::None) {
-      parts.won(add(*value->recipe), value->home.expired() ? value->nbytes : 0);
+    if (!value || value->tokens == 0 || !value->recipe || is_settled(*value->recipe)) {
+      continue;
+    }
+    if (value->hold == Hold::None) {
+      const bool gone = value->home.expired();
+      if (gone || !so_far) {
+        parts.won(add(*value->recipe), gone ? value->nbytes : 0);
+      } else {
+        ++value->recipe->weighings;
+      }
+    } else if (is_anchor(*value)) {
+      add(*value->recipe);
     }
   }
-  ska::flat_hash_map<Value*, uint32_t> roots;
+  std::vector<std::pair<Value*, uint32_t>> roots;  // and the op that reads it
   for (size_t i = 0; i < ops.size(); ++i) {
     const uint32_t own = ops[i]->place;
     for (const auto& input : ops[i]->inputs) {
       if (!input.value) {
         continue;
       }
-      if (input.value->recipe && input.value->hold == Hold::None) {
-        parts.unite(own, add(*input.value->recipe));
-      } else if (is_held_for_recipes(*input.value)) {
-        const auto [root, is_new] = roots.emplace(input.value.get(), own);
-        if (is_new) {
-          parts.spent(own, input.value->nbytes);
-        } else {
-          parts.unite(own, root->second);
+      if (input.value->recipe && (input.value->hold == Hold::None || is_anchor(*input.value))) {
+        if (!is_settled(*input.value->recipe)) {
+          parts.unite(own, add(*input.value->recipe));
         }
+      } else if (is_tentative(*input.value)) {
+        continue;
+      } else if (is_held_for_recipes(*input.value) && !(so_far && input.value->in_use_elsewhere())) {
+        roots.emplace_back(input.value.get(), own);
       }
     }
   }
+  for (auto& [root, place] : roots) {
+    place = parts.find(place);
+  }
+  std::sort(roots.begin(), roots.end());
+  roots.erase(std::unique(roots.begin(), roots.end()), roots.end());
+  for (const auto& [root, part] : roots) {
+    parts.spent(part, root->nbytes);
+  }
   Balance lost;
-  std::copy_if(ops.begin(), ops.end(), std::back_inserter(lost.ops), [&](const Op* op) {
-    return parts.has_lost(op->place);
-  });
-  for (const auto& [root, place] : roots) {
-    if (parts.has_lost(place)) {
+  for (auto* op : ops) {
+    op->weighings += so_far ? 1 : 0;
+    if (parts.has_lost(op->place)) {
+      lost.ops.push_back(op);
+    }
+  }
+  for (const auto& [root, part] : roots) {
+    if (parts.has_lost(part) && (lost.roots.empty() || lost.roots.back() != root)) {
       lost.roots.push_back(root);
     }
   }
   return lost;
+}
+
+// Values that need not be looked at again before the end: their ops were weighed often enough.
+void Recorder::put_settled_values_aside() {
+  WeakValues open;
+  for (auto& weak : saved_values_) {
+    const auto value = weak.lock();
+    if (value && value->recipe) {
+      (value->recipe->weighings < kWeighings ? open : settled_values_).add(*value);
+    }
+  }
+  saved_values_ = std::move(open);
 }
 
 std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(const Balance& balance) {
@@ -190,11 +275,14 @@ std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(const Balance& 
   std::vector<Value*> results;
   for (const auto* op : balance.ops) {
     for (const auto& result : op->results) {
-      if (result.value == nullptr || result.value->hold != Hold::None || !result.value->needed()) {
+      if (result.value == nullptr || !result.value->needed() ||
+          (result.value->hold != Hold::None && !is_anchor(*result.value))) {
         continue;
       }
       results.push_back(result.value);
-      problem.add_dropped(*result.value, result.value->tokens > 0 && result.value->in_use_elsewhere());
+      const bool is_there = is_anchor(*result.value) ||
+          (result.value->tokens > 0 && result.value->in_use_elsewhere());
+      problem.add_dropped(*result.value, is_there);
       for (const auto& input : op->inputs) {
         if (input.value) {
           problem.add_use(*input.value, *result.value);
@@ -215,18 +303,29 @@ std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(const Balance& 
   return held;
 }
 
-void Recorder::hold_no_more_than_eager() {
+void Recorder::hold_no_more_than_eager(Weigh weigh) {
   std::vector<c10::intrusive_ptr<Value>> held;
   {
     TapeLock lock(*tape_);
-    if (const auto lost = balance(); !lost.ops.empty()) {
+    if (weigh == Weigh::AtTheEnd) {
+      saved_values_.take(settled_values_);
+    }
+    if (const auto lost = balance(weigh); !lost.ops.empty()) {
       held = results_to_hold(lost);
     }
+    if (weigh == Weigh::SoFar) {
+      put_settled_values_aside();
+    } else {
+      saved_values_.clear();
+    }
   }
-  saved_values_.clear();
   for (auto& value : held) {
     {
       TapeLock lock(*tape_);
+      if (is_anchor(*value)) {
+        sever(*value);
+        continue;
+      }
       if (value->tokens > 0 && value->in_use_elsewhere() && !value->home_moved()) {
         keep(*value);  // as autograd would: who writes to it now breaks backward in eager, too
         sever(*value);
@@ -242,6 +341,23 @@ void Recorder::hold_no_more_than_eager() {
       // It stays dropped: the backward that asks for it meets the same error, and says so.
     }
     value.reset();
+  }
+  if (weigh == Weigh::SoFar) {
+    TapeLock lock(*tape_);
+    sweep_if_worth_it();  // values that are gone still hold what they were made from
+  }
+}
+
+void Recorder::hold_no_more_than_eager_so_far() {
+  if (new_roots_.size() < new_roots_look_at_ || new_roots_.empty()) {
+    return;
+  }
+  const bool due = [&] {
+    TapeLock lock(*tape_);
+    return roots_pile_up();
+  }();
+  if (due) {
+    hold_no_more_than_eager(Weigh::SoFar);
   }
 }
 

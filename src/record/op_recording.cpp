@@ -78,6 +78,7 @@ void Recorder::run(
     ~Landing() { recorder.flight_ = nullptr; }
   } landing{*this};
 
+  hold_no_more_than_eager_so_far();
   const auto birth = region().policy.impl().birth(info);
   const OpQuestion question(region().policy.impl(), info, *stack);
   const bool recorded = info.has_recipe && birth != Birth::Keep;
@@ -377,7 +378,7 @@ void Recorder::show(const Flight& flight, c10::SmallVectorImpl<Made>& made) cons
 void Recorder::finish(Flight& flight, c10::SmallVectorImpl<Made>& made) {
   TapeLock lock(*tape_);
   for (const auto& written : flight.writes) {
-    supersede(written);
+    supersede(flight, written);
   }
   for (auto& item : made) {
     if (!item.keep) {
@@ -424,15 +425,16 @@ void Recorder::enter(Flight& flight, Made& made) {
 }
 
 // The storage holds a new version, with a recipe or without.
-void Recorder::supersede(const Written& written) {
+void Recorder::supersede(const Flight& flight, const Written& written) {
   if (written.before) {
     Value& before = *written.before;
     before.superseded = true;
     if (before.tokens > 0) {
       before.alias = written.storage;  // autograd would hold it too
     }
-    if (written.input < 0 && (!before.given || before.made_here)) {
-      made_here_[written.storage];  // its next version is a root
+    const bool has_recipe = flight.op && written.input >= 0;
+    if (!has_recipe) {
+      note_made_here(before);
     }
   }
   table_.erase(written.storage.unsafeGetStorageImpl());
@@ -480,7 +482,7 @@ void Recorder::about_to_write(const at::Tensor& tensor) {
   take_written(flight, tensor, Effect::Updates);
   save_what_is_overwritten(flight);
   for (const auto& written : flight.writes) {
-    supersede(written);
+    supersede(flight, written);
   }
 }
 
@@ -488,7 +490,7 @@ void Recorder::about_to_write(const at::Tensor& tensor) {
 void Recorder::abandon(Flight& flight) {
   TapeLock lock(*tape_);
   for (const auto& written : flight.writes) {
-    supersede(written);
+    supersede(flight, written);
   }
   bind_waiting(flight);
   flight.op.reset();

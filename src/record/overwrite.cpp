@@ -60,15 +60,8 @@ void Recorder::hold_readers_of(const at::Tensor& tensor) {
 // alive and through which no gradient flows. Should autograd save one of these, it is kept as it is.
 void Recorder::forget_idle_readers(Value& root) {
   sever_idle_results(root);
-  // The table is looked through as often as copies would take longer than that.
-  constexpr size_t kBytesPerEntry = 64;
-  bytes_overwritten_ += root.nbytes;
-  if (root.readers.empty() || bytes_overwritten_ < table_.size() * kBytesPerEntry) {
-    return;
-  }
-  bytes_overwritten_ = 0;
-  sweep();
-  if (root.readers.empty()) {
+  bytes_in_vain_ += root.nbytes;
+  if (root.readers.empty() || !sweep_if_worth_it() || root.readers.empty()) {
     return;
   }
   for (const auto& scope : scopes_) {

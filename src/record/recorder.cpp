@@ -124,9 +124,7 @@ void Recorder::hand_over(const Region& inner) {
       keep(*value);
     }
     value->made_here = true;
-    if (const auto home = value->home.lock()) {
-      made_here_[c10::Storage(home)];
-    }
+    note_made_here(*value);
     sever(*value);
   }
 }
@@ -151,7 +149,7 @@ void Recorder::end() {
   constexpr size_t kMostBuckets = 4096;
   see_ops(false);
   current_recorder = nullptr;
-  hold_no_more_than_eager();
+  hold_no_more_than_eager(Weigh::AtTheEnd);
   const auto tape = std::move(tape_);
   TapeLock lock(*tape);
   for (const auto& [storage, entry] : table_) {
@@ -167,7 +165,10 @@ void Recorder::end() {
   aliases_.clear();
   opaque_.clear();
   opaque_sweep_at_ = kSweepAt;
-  saved_values_sweep_at_ = kSweepAt;
+  saved_values_.clear();
+  settled_values_.clear();
+  new_roots_.clear();
+  new_roots_look_at_ = 0;
   foreign_.clear();
   sweep_at_ = kSweepAt;
   order_ = 0;
@@ -200,6 +201,17 @@ void Recorder::sweep() {
   sweep_at_ = std::max(kSweepAt, 2 * table_.size());
 }
 
+// The table is looked through as often as copying what it may hold in vain would take longer.
+bool Recorder::sweep_if_worth_it() {
+  constexpr size_t kBytesPerEntry = 64;
+  if (bytes_in_vain_ < table_.size() * kBytesPerEntry) {
+    return false;
+  }
+  bytes_in_vain_ = 0;
+  sweep();
+  return true;
+}
+
 c10::intrusive_ptr<Value> Recorder::find(
     const c10::Storage& storage,
     const c10::VariableVersion& counter) {
@@ -221,6 +233,7 @@ c10::intrusive_ptr<Value> Recorder::find(
   }
   if (moved || value->nbytes != storage.nbytes()) {  // written where no scope was
     value->superseded = true;
+    note_made_here(*value);
     table_.erase(it);
     return {};
   }
@@ -354,6 +367,9 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
   value->statistic = may_be_a_statistic(tensor);
   value->keep(storage);
   set_current(storage.unsafeGetStorageImpl(), value);
+  if (!value->owned_by_graph) {
+    new_roots_.push_back({c10::weak_intrusive_ptr<Value>(value)});
+  }
   return value;
 }
 
@@ -374,6 +390,7 @@ void Recorder::keep(Value& value) {
   }
   value.keep(c10::Storage(std::move(impl)));
   if (const auto it = table_.find(address); it != table_.end() && it->second.owned.get() == &value) {
+    note_made_here(value);  // it may die before its storage does
     it->second.owned.reset();  // the caller holds it too
   }
 }
@@ -407,7 +424,18 @@ void Recorder::sever(Value& value) {
 void Recorder::forget_current(const Value& value) {
   const auto it = table_.find(value.home._unsafe_get_target());
   if (it != table_.end() && it->second.get().get() == &value) {
+    note_made_here(value);
     table_.erase(it);
+  }
+}
+
+// The tape will know no recipe of what its home holds from now on. Who reads that finds a root, and such
+// a root may change after the scope as the value could (copy_what_may_change).
+void Recorder::note_made_here(const Value& value) {
+  if (!value.given || value.made_here) {
+    if (auto home = value.home.lock()) {
+      made_here_[c10::Storage(std::move(home))];
+    }
   }
 }
 
@@ -449,7 +477,7 @@ bool Recorder::may_drop(const at::Tensor& tensor) {
     return true;
   }
   if (value) {
-    value->saved = true;
+    value->saved = value->saved_itself = true;
   }
   count_given(storage, tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf()));
   return false;
@@ -543,16 +571,6 @@ void Recorder::bind_waiting(Flight& flight) {
   flight.waiting.clear();
 }
 
-void Recorder::remember_saved(const c10::intrusive_ptr<Value>& value) {
-  if (saved_values_.size() >= saved_values_sweep_at_) {
-    const auto gone = [](const auto& value) { return value.expired(); };
-    saved_values_.erase(
-        std::remove_if(saved_values_.begin(), saved_values_.end(), gone), saved_values_.end());
-    saved_values_sweep_at_ = std::max(kSweepAt, 2 * saved_values_.size());
-  }
-  saved_values_.emplace_back(value);
-}
-
 void Recorder::bind(Token& token) {
   auto value = find(token.storage_, token.counter_);
   if (value && value->recipe && !value->home_moved()) {
@@ -568,7 +586,7 @@ void Recorder::bind(Token& token) {
       if (value->region->decider) {
         value->region->decider->saved(*value);
       }
-      remember_saved(value);
+      saved_values_.add(*value);
     }
     ++value->tokens;
     bury(std::move(token.storage_));

@@ -15,6 +15,7 @@
 #include <ATen/core/stack.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -88,6 +89,33 @@ class Recorder final : private Shelf {
 
   static constexpr size_t kSweepAt = 64;  // small tables stay in cache
 
+  // Values by weak references. Those that are gone are taken out now and then.
+  class WeakValues {
+   public:
+    void add(Value& value) {
+      if (values_.size() >= sweep_at_) {
+        const auto gone = [](const auto& weak) { return weak.expired(); };
+        values_.erase(std::remove_if(values_.begin(), values_.end(), gone), values_.end());
+        sweep_at_ = std::max(kSweepAt, 2 * values_.size());
+      }
+      values_.emplace_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
+    }
+    void take(WeakValues& others) {
+      values_.insert(values_.end(), others.values_.begin(), others.values_.end());
+      others.clear();
+    }
+    void clear() {
+      values_.clear();
+      sweep_at_ = kSweepAt;
+    }
+    auto begin() const { return values_.begin(); }
+    auto end() const { return values_.end(); }
+
+   private:
+    std::vector<c10::weak_intrusive_ptr<Value>> values_;
+    size_t sweep_at_ = kSweepAt;
+  };
+
   struct Written {
     c10::Storage storage;
     c10::VariableVersion counter;      // of the tensor it is written through
@@ -138,8 +166,14 @@ class Recorder final : private Shelf {
 
   Recorder() = default;
   void end();
-  void hold_no_more_than_eager();
-  Balance balance();
+  // While forward runs, or when the outermost scope ends.
+  enum class Weigh : uint8_t { SoFar, AtTheEnd };
+  static constexpr uint8_t kWeighings = 2;  // while forward runs, of one op
+  void hold_no_more_than_eager(Weigh weigh);
+  void hold_no_more_than_eager_so_far();
+  bool roots_pile_up();
+  void put_settled_values_aside();
+  Balance balance(Weigh weigh);
   bool is_held_for_recipes(const Value& value) const;
   static std::vector<c10::intrusive_ptr<Value>> results_to_hold(const Balance& balance);
   void hand_over(const Region& inner);
@@ -165,14 +199,13 @@ class Recorder final : private Shelf {
   void show(const Flight& flight, c10::SmallVectorImpl<Made>& made) const;
   void finish(Flight& flight, c10::SmallVectorImpl<Made>& made);
   void enter(Flight& flight, Made& made);
-  void supersede(const Written& written);
+  void supersede(const Flight& flight, const Written& written);
   void note_opaque(const OpInfo& info, const torch::jit::Stack& stack);
   void count_kept(const c10::Storage& storage);
   void note_rebound(const at::Tensor& tensor, const at::Tensor& other);
   void abandon(Flight& flight);
   void bind_waiting(Flight& flight);
   void bind(Token& token);
-  void remember_saved(const c10::intrusive_ptr<Value>& value);
 
   c10::intrusive_ptr<Value> find(
       const c10::Storage& storage,
@@ -187,7 +220,9 @@ class Recorder final : private Shelf {
   std::vector<c10::Storage> on_the_same_memory(const c10::Storage& storage) const;
   void set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value);
   void forget_current(const Value& value);
+  void note_made_here(const Value& value);
   void sweep();
+  bool sweep_if_worth_it();
 
   c10::intrusive_ptr<Tape> tape_;
   std::vector<std::shared_ptr<Region>> scopes_;
@@ -195,8 +230,14 @@ class Recorder final : private Shelf {
   // Roots that autograd saved.
   ska::flat_hash_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> given_;
   size_t given_sweep_at_ = kSweepAt;
-  std::vector<c10::weak_intrusive_ptr<Value>> saved_values_;  // with a recipe
-  size_t saved_values_sweep_at_ = kSweepAt;
+  WeakValues saved_values_;    // with a recipe, in the order they were saved
+  WeakValues settled_values_;  // of these, weighed before
+  struct NewRoot {
+    c10::weak_intrusive_ptr<Value> value;
+    bool was_in_use = false;
+  };
+  std::vector<NewRoot> new_roots_;
+  size_t new_roots_look_at_ = 0;
   ska::flat_hash_map<const c10::StorageImpl*, Aliases> aliases_;
   ska::flat_hash_map<const c10::StorageImpl*, Opaque> opaque_;
   size_t opaque_sweep_at_ = kSweepAt;
@@ -204,7 +245,7 @@ class Recorder final : private Shelf {
   WeakStorages<MadeHere> made_here_;  // storages of values that have become roots, or will when they are read
   ForeignMemory foreign_;
   size_t sweep_at_ = kSweepAt;
-  size_t bytes_overwritten_ = 0;  // of roots that recipes read, since the last sweep for that reason
+  size_t bytes_in_vain_ = 0;  // of roots that recipes of dead values may hold, since the last sweep for that
   uint64_t order_ = 0;
   const Flags* flags_ = nullptr;
   Flight* flight_ = nullptr;

@@ -71,6 +71,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   bool superseded = false;     // its home holds a later version by now
   bool copied = false;         // data is a copy of its own, not its home
   bool saved = false;          // autograd asked for it
+  bool saved_itself = false;   // ... and holds the tensor, not a token
   bool leaf = false;           // root: a parameter, a buffer, an input without history
   bool discardable = false;    // an output that its caller may give up
   bool differentiable = false;  // a gradient flows through it
@@ -154,6 +155,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   int satisfied = Value::kNoPass;  // ran in this pass
   uint64_t planned = 0;            // plan it was last put on
   uint32_t place = 0;              // on that plan
+  uint8_t weighings = 0;           // how often its roots were weighed while forward ran (record/balance.cpp)
   std::unique_ptr<Witness> witness;  // where somebody compares closely
 
   Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);

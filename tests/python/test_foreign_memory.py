@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from tests.python.as_eager import WAYS, Way, assert_as_eager, assert_as_eager_or_mismatch, leaf
+from tests.python.programs.extensions import Wrapped
 from torch import Tensor
 
 import retape
@@ -338,6 +340,13 @@ def test_a_weight_whose_version_is_put_back_twice(way: Way) -> None:
     assert_as_eager(program, way)
 
 
+def written_past_the_tape(t: Tensor) -> Tensor:
+    """An op that also writes this one is not replayed."""
+    other = t * 5
+    by_numpy(other).mul_(2)
+    return other
+
+
 WRITES = pytest.mark.parametrize(
     "write",
     [
@@ -345,8 +354,10 @@ WRITES = pytest.mark.parametrize(
         lambda t: by_dlpack(t).mul_(2),
         lambda t: t.apply_(lambda x: 2 * x),
         lambda t: t.data.mul_(2),
+        lambda t: torch._foreach_mul_([t, written_past_the_tape(t)], 2),
+        lambda t: Wrapped.of(t.mul_(2)).mul_(2),
     ],
-    ids=["numpy", "dlpack", "apply_", "data"],
+    ids=["numpy", "dlpack", "apply_", "data", "foreach", "handler"],
 )
 
 
@@ -369,6 +380,25 @@ def test_a_value_written_past_the_tape_may_change_after_the_region(
         return x.grad
 
     assert_as_eager(program, way)
+
+
+def test_a_value_that_a_graph_has_held_may_change_after_the_scope() -> None:
+    def program(scope) -> Tensor:
+        x = leaf(4, 4)
+        with scope:
+            h = x.sigmoid()
+            torch.autograd.grad(h.sum(), x, retain_graph=False)  # the graph that h was kept for is gone
+            h = h.detach()
+            y = (x + h).sin()
+        h.add_(1)
+        y.sum().backward()
+        return x.grad
+
+    keeps_it = retape.recompute(retape.Policy.full().keep_ops(["aten::sigmoid"]))
+    assert torch.equal(program(contextlib.nullcontext()), program(retape.recompute()))
+    assert torch.equal(program(contextlib.nullcontext()), program(retape.recompute(retape.Policy.cheap())))
+    with pytest.raises(retape.ReplayMismatch):  # docs/limits.md: it was not recorded
+        program(keeps_it)
 
 
 @pytest.mark.parametrize("method", ["replay", "rerun"])

@@ -174,6 +174,17 @@ add(
         "count": v.rng.choice((2, 4)),
     },
 )
+add(
+    "low_rank_layers",
+    "{r} = {a}\nfor _ in range({count}):\n"
+    "    {r} = ({r} @ {b}.detach() + {r} @ {b}[:, :1] @ {b}[:1]).relu()",
+    lambda v: {
+        "a": (a := v.real(rank(2, 3))),
+        "b": v.real(lambda t: tuple(t.shape) == (v.env[a].shape[-1],) * 2),
+        "count": v.rng.choice((4, 12, 24)),
+    },
+    weight=1.5,
+)
 
 
 # ---- a cache: slices written, then read in part or whole
