@@ -84,6 +84,7 @@ void Recorder::run(
   const bool recorded = info.has_recipe && birth != Birth::Keep;
   if (!recorded && !info.uninitialized && !info.changes_arguments() && !region().decider) {
     handle.redispatchBoxed(below, stack);  // its results are roots, found when somebody reads them
+    note_results_made_here(info, *stack);
     if (info.is_custom) {
       note_opaque(info, *stack);
     }
@@ -124,7 +125,7 @@ void Recorder::run(
     }
     if (question) {
       const bool keep = question.ask(region().name, *stack) == Decision::Keep && flight.op;
-      std::for_each(made.begin(), made.end(), [&](Made& item) { item.keep = keep; });
+      std::for_each(made.begin(), made.end(), [&](Made& item) { item.keep |= keep; });
     } else if (flight.op && birth == Birth::Ask) {
       ask(flight, made);  // without the lock: a user's function may run anything
     }
@@ -136,6 +137,28 @@ void Recorder::run(
     flight.op->draw = std::move(draw);
   }
   finish(flight, made);
+}
+
+void Recorder::pass_in_backward(
+    const c10::OperatorHandle& handle,
+    const OpInfo& info,
+    c10::DispatchKeySet below,
+    torch::jit::Stack* stack) {
+  handle.redispatchBoxed(below, stack);
+  if (!info.makes_nothing() && !info.changes_arguments()) {
+    note_results_made_here(info, *stack);
+  }
+}
+
+// Nothing records them: who reads one finds a root.
+void Recorder::note_results_made_here(const OpInfo& info, const torch::jit::Stack& stack) {
+  for (const auto& result : torch::jit::last(stack, info.returns)) {
+    each_tensor(result, [&](const at::Tensor& tensor, int) {
+      if (tensor.defined() && is_plain(tensor)) {
+        made_here_[tensor.storage()];
+      }
+    });
+  }
 }
 
 void Recorder::pass(
@@ -303,9 +326,7 @@ c10::SmallVector<Recorder::Made, 2> Recorder::made_by(
     const torch::jit::Stack& stack) const {
   c10::SmallVector<Made, 2> made;
   const OpInfo& info = *flight.info;
-  if (!flight.op && !info.uninitialized) {
-    return made;
-  }
+  const bool recorded = flight.op || info.uninitialized;
   c10::SmallVector<const c10::StorageImpl*, 4> seen;
   int32_t index = 0;
   for (const auto& result : torch::jit::last(stack, info.returns)) {
@@ -316,12 +337,12 @@ c10::SmallVector<Recorder::Made, 2> Recorder::made_by(
       }
       const auto* storage = tensor.storage().unsafeGetStorageImpl();
       const bool routing = info.routes && !tensor.is_floating_point() && !tensor.is_complex();
-      if (routing || flight.is_small_pick(tensor) || flight.touches(storage) ||
-          std::find(seen.begin(), seen.end(), storage) != seen.end()) {
+      if (flight.touches(storage) || std::find(seen.begin(), seen.end(), storage) != seen.end()) {
         return;
       }
       seen.push_back(storage);
-      made.push_back({tensor, 0, source});
+      const bool keep = !recorded || routing || flight.is_small_pick(tensor);
+      made.push_back({tensor, 0, source, keep});
     });
   }
   for (size_t i = 0; i < flight.writes.size(); ++i) {
@@ -338,8 +359,11 @@ c10::SmallVector<Recorder::Made, 2> Recorder::made_by(
 
 void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
   const auto& impl = scopes_.back()->policy.impl();
-  for (size_t i = 0; i < made.size(); ++i) {
-    auto& item = made[i];
+  size_t output = 0;
+  for (auto& item : made) {
+    if (item.keep) {
+      continue;
+    }
     const View view = item.tensor.defined() ? View(item.tensor)
                                             : flight.op->inputs[flight.writes[item.write].input].view;
     const auto& storage =
@@ -351,7 +375,7 @@ void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const
         view.sizes(),
         view.dtype(),
         storage.nbytes(),
-        i,
+        output++,
         flight.info->cheap};
     item.keep = impl.decide(info) == Decision::Keep;
   }
@@ -360,6 +384,9 @@ void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const
 // To whoever will compare.
 void Recorder::show(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
   for (auto& item : made) {
+    if (item.keep) {
+      continue;
+    }
     if (item.tensor.defined()) {
       item.seen = tape_->examiner->seen(item.tensor);
       continue;
@@ -383,6 +410,10 @@ void Recorder::finish(Flight& flight, c10::SmallVectorImpl<Made>& made) {
   for (auto& item : made) {
     if (!item.keep) {
       enter(flight, item);
+    } else if (item.tensor.defined()) {
+      made_here_[item.tensor.storage()];
+    } else if (const auto& before = flight.writes[item.write].before) {
+      note_made_here(*before);
     }
   }
   if (flight.op && !flight.op->results.empty()) {

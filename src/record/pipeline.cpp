@@ -74,7 +74,11 @@ void look_at(
       return;
     }
     NotIntercepted passing_by;
-    op.redispatchBoxed(to_kernel(below), stack);
+    if (auto* around = Recorder::current(); around != nullptr && around->in_other_backward()) {
+      around->pass_in_backward(op, op_info(op), to_kernel(below), stack);
+    } else {
+      op.redispatchBoxed(to_kernel(below), stack);
+    }
     return;
   }
   const OpInfo& info = op_info(op);

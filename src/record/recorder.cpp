@@ -35,8 +35,8 @@ bool may_be_a_statistic(const at::Tensor& tensor) {
 
 // Where a gradient ends: the node that accumulates it owns the tensor.
 bool is_owned_by_graph(const at::Tensor& tensor) {
-  const auto& owner = tensor.is_view() ? tensor._base() : tensor;
-  return owner.is_leaf() && owner.requires_grad();
+  const auto is_parameter = [](const at::TensorBase& owner) { return owner.is_leaf() && owner.requires_grad(); };
+  return is_parameter(tensor) || (tensor.is_view() && is_parameter(tensor._base()));
 }
 
 std::atomic<IdentityCheck> identity_check{nullptr};
@@ -345,8 +345,9 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   auto value = find(storage, counter);
   if (value && !value->uninitialized) {
-    if (value->given && !value->owned_by_graph) {
-      value->owned_by_graph = is_owned_by_graph(tensor);  // it may have been seen detached before
+    if (value->given && !value->owned_by_graph && is_owned_by_graph(tensor)) {
+      value->owned_by_graph = true;  // it was seen detached before
+      value->statistic = false;
     }
     return value;
   }

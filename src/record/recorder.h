@@ -54,6 +54,13 @@ class Recorder final : private Shelf {
       c10::DispatchKeySet below,
       torch::jit::Stack* stack);
 
+  // Runs an op of a backward inside the scope. What it makes is made here, though nobody records it.
+  void pass_in_backward(
+      const c10::OperatorHandle& handle,
+      const OpInfo& info,
+      c10::DispatchKeySet below,
+      torch::jit::Stack* stack);
+
   // Runs an op that makes nothing. A selective policy counts it all the same.
   void pass(
       const c10::OperatorHandle& handle,
@@ -221,6 +228,7 @@ class Recorder final : private Shelf {
   void set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value);
   void forget_current(const Value& value);
   void note_made_here(const Value& value);
+  void note_results_made_here(const OpInfo& info, const torch::jit::Stack& stack);
   void sweep();
   bool sweep_if_worth_it();
 

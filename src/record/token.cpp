@@ -85,14 +85,18 @@ at::Tensor Token::call_unpack_hook() {
     return tensor_on(storage_);
   }
   const int pass = torch::autograd::get_current_graph_task_id();
+  Brought brought{};
   {
     TapeLock lock(*tape_);
+    brought = {value_->alias, true};
     if (value_->written_in_backward()) {
       throw_changed_in_place(
           view_.dtype(), view_.sizes(), value_->lent_to_backward.counter.current_version(), value_->lent_to_backward.version);
     }
   }
-  const auto brought = bring_back(*tape_, *value_, pass);
+  if (!brought.storage) {
+    brought = bring_back(*tape_, *value_, pass);
+  }
   auto tensor = tensor_on(brought.storage);
   if (!brought.shared) {
     TapeLock lock(*tape_);

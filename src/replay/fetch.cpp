@@ -413,7 +413,7 @@ class Stopwatch {
 std::vector<c10::Storage> roots_that_are_discarded(Tape& tape, Value& value) {
   std::vector<c10::Storage> roots;
   TapeLock lock(tape);
-  if (value.alias || value.here()) {
+  if (value.here()) {
     return roots;
   }
   const uint64_t plan = ++tape.plans;
@@ -447,9 +447,6 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
     {
       TapeLock lock(tape);
       work.plan.clear();
-      if (value.alias) {
-        return {value.alias, true};
-      }
       if (auto here = value.here()) {
         return {here, value.hold != Hold::Replayed};
       }

@@ -59,7 +59,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
 
   // Set when an op wrote to the storage under tokens of this value. A token whose counter has moved
   // raises; where it has not (.data, a counter that was put back) autograd would hand out the changed
-  // bytes, so the token does.
+  // bytes, so the token does. Recipes that read the value are not concerned.
   c10::Storage alias;
 
   std::unique_ptr<Seen> seen;  // where somebody compares (check/examiner.h)

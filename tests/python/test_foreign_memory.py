@@ -394,11 +394,50 @@ def test_a_value_that_a_graph_has_held_may_change_after_the_scope() -> None:
         y.sum().backward()
         return x.grad
 
-    keeps_it = retape.recompute(retape.Policy.full().keep_ops(["aten::sigmoid"]))
-    assert torch.equal(program(contextlib.nullcontext()), program(retape.recompute()))
-    assert torch.equal(program(contextlib.nullcontext()), program(retape.recompute(retape.Policy.cheap())))
-    with pytest.raises(retape.ReplayMismatch):  # docs/limits.md: it was not recorded
-        program(keeps_it)
+    plain = program(contextlib.nullcontext())
+    for policy in (retape.Policy.full(), retape.Policy.cheap()):
+        assert torch.equal(plain, program(retape.recompute(policy)))
+    with pytest.raises(retape.ReplayMismatch):  # docs/limits.md: autograd has saved the very tensor
+        program(retape.recompute(retape.Policy.full().keep_ops(["aten::sigmoid"])))
+
+
+NOT_RECORDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "kept by name": lambda x: x.detach() * 3,
+    "written and kept by name": lambda x: x.detach().cos().mul_(3),
+    "a custom op": lambda x: counts_its_calls(x.detach()),
+    "a small pick": lambda x: x.detach().sin()[[0, 1]],
+    "a gradient": lambda x: torch.autograd.grad(x.square().sum(), x)[0],
+    "an accumulated gradient": lambda x: accumulated(x),
+}
+
+
+@torch.library.custom_op("foreign_memory::counts_its_calls", mutates_args=())
+def counts_its_calls(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def accumulated(x: Tensor) -> Tensor:
+    other = x.detach().clone().requires_grad_()
+    for _ in range(2):
+        other.square().sum().backward()
+    return other.grad
+
+
+@pytest.mark.parametrize("kind", NOT_RECORDED)
+@pytest.mark.parametrize("policy", [retape.Policy.full().anchors(False), retape.Policy.cheap()], ids=["full", "cheap"])
+def test_what_the_scope_made_and_did_not_record_may_change_after_it(kind: str, policy: retape.Policy) -> None:
+    def program(scope) -> tuple[Tensor, Tensor]:
+        x = leaf(4, 4)
+        with scope:
+            start = NOT_RECORDED[kind](x)
+            y = (x[: len(start)] + start).sin().sin()
+        start.add_(1)
+        y.sum().backward()
+        return start, x.grad
+
+    recomputed = program(retape.recompute(policy.keep_ops(["aten::mul", "aten::mul_"])))
+    for plain, own in zip(program(contextlib.nullcontext()), recomputed, strict=True):
+        assert torch.equal(plain, own)
 
 
 @pytest.mark.parametrize("method", ["replay", "rerun"])

@@ -43,7 +43,7 @@ def test_programs_hold_every_kind_of_step_block_and_backward() -> None:
     steps: Counter[str] = Counter()
     blocks: Counter[str] = Counter()
     backwards: Counter[str] = Counter()
-    for seed in range(500):
+    for seed in range(1000):
         program = programs.make(seed)
         steps.update(step.kind for step in program.steps)
         blocks.update(step.holes["block"] for step in program.steps if step.kind == "open")

@@ -35,11 +35,8 @@ BLOCKS_BY_CHANCE = (
     *("no_grad", "autocast", "autocast", "checkpoint", "checkpoint"),
     *("no_grad", "frozen", "mode", "flop_counter"),
 )
-# Steps that call what is kept, or written past the tape: what they make is where replay starts from.
-NOT_RECORDED = (
-    *("ops.", "autograd.grad", "Wrapped", "apply", "numpy", "dlpack", "buffer", "placed", "empty"),
-    *("set_(", ".data", "sparse"),
-)
+# Steps that take memory which the scope has not made, or write past the tape: replay starts from what they make.
+NOT_RECORDED = ("Wrapped", "apply", "numpy", "dlpack", "buffer", "placed", "set_(", ".data")
 # What eager raises where a filling does not suit.
 MISFITS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, BufferError)
 LOSS_TERMS = (
