@@ -437,13 +437,12 @@ def test_an_in_place_change_of_its_own_input_works_as_in_eager(way: Way) -> None
 
 
 @WAYS
-@pytest.mark.parametrize("rows", [1, 16])
-def test_what_was_made_from_a_version_that_an_unused_graph_saved_does_not_see_later_ones(way: Way, rows: int) -> None:
+def test_what_was_made_from_a_version_that_an_unused_graph_saved_does_not_see_later_ones(way: Way) -> None:
     def case(way: Way) -> Any:
-        x, given, alive = leaf(2, 4), torch.linspace(0, 1, rows * 4).view(rows, 4), []
+        x, given, alive = leaf(2, 4), torch.linspace(0, 1, 64), []
 
         def body(x: torch.Tensor) -> torch.Tensor:
-            h = x + given.sum(0)
+            h = x * given[:4]  # of which a tape has to hold all
             alive.append((h, h.sin()))  # which saves h; no gradient will flow there
             y = (h * 2).exp().sin() + (h * 3).exp().sin()
             with torch.no_grad():
