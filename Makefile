@@ -17,7 +17,7 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CCACHE_DEPEND := 1
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: demo test test-cpp test-python test-ranks setup build fuzz sanitize bench lint proofs proofs-hf mutants clean
+.PHONY: demo test test-cpp test-python test-ranks setup build fuzz sanitize bench lint format proofs proofs-hf mutants clean
 
 demo: build
 	$(PY) -m retape demo
@@ -93,8 +93,17 @@ proofs-hf: build
 mutants: | $(VENV)/.ready
 	$(PY) -m tools.mutants --build $(BUILD) --jobs $(WORKERS) $(MUTANTS)
 
+PYTHON_SOURCES := python tests examples tools
+CPP_SOURCES := $(shell git ls-files '*.cpp' '*.h')
+
 lint: | $(VENV)/.ready
-	$(VENV)/bin/ruff check --quiet python tests examples tools/mutants
+	$(VENV)/bin/ruff check --quiet $(PYTHON_SOURCES)
+	$(VENV)/bin/ruff format --quiet --check $(PYTHON_SOURCES)
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_SOURCES)
+
+format: | $(VENV)/.ready
+	$(VENV)/bin/ruff format --quiet $(PYTHON_SOURCES)
+	$(VENV)/bin/clang-format -i $(CPP_SOURCES)
 
 clean:
 	rm -rf $(BUILD) $(VENV)

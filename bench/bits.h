@@ -10,7 +10,8 @@
 
 namespace retape::bench {
 
-// From the best to the worst. kZero: equal, and no proof, since every gradient is zero, plain's too.
+// From the best to the worst. kZero: equal, and no proof, since every gradient is zero, plain's
+// too.
 enum class Bits { kSame, kZero, kRounded, kDifferent };
 
 inline bool same_bits(const at::Tensor& left, const at::Tensor& right) {
@@ -20,8 +21,9 @@ inline bool same_bits(const at::Tensor& left, const at::Tensor& right) {
 
 // Of the largest element, as in python/retape/bench/measure.py: some units in the last place.
 inline double tolerance(at::ScalarType dtype) {
-  const float ulp = dtype == at::kBFloat16 ? static_cast<float>(std::numeric_limits<at::BFloat16>::epsilon())
-                                           : std::numeric_limits<float>::epsilon();
+  const float ulp = dtype == at::kBFloat16
+      ? static_cast<float>(std::numeric_limits<at::BFloat16>::epsilon())
+      : std::numeric_limits<float>::epsilon();
   return std::max(1e-3, 4.0 * static_cast<double>(ulp));
 }
 
@@ -33,7 +35,9 @@ inline bool is_close(const at::Tensor& got, const at::Tensor& plain) {
 }
 
 inline bool all_zero(const std::vector<at::Tensor>& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const auto& each) { return !each.any().template item<bool>(); });
+  return std::all_of(tensors.begin(), tensors.end(), [](const auto& each) {
+    return !each.any().template item<bool>();
+  });
 }
 
 // The worst of them.

@@ -34,7 +34,8 @@ class Block : public torch::nn::Module {
   at::Tensor last() const { return linears_.back()->weight; }
 
  protected:
-  torch::nn::Linear linear(const std::string& name, int64_t inputs, int64_t outputs, at::ScalarType dtype) {
+  torch::nn::Linear linear(
+      const std::string& name, int64_t inputs, int64_t outputs, at::ScalarType dtype) {
     torch::nn::Linear made(torch::nn::LinearOptions(inputs, outputs).bias(false));
     made->to(dtype);
     linears_.push_back(made);
@@ -50,9 +51,12 @@ class Block : public torch::nn::Module {
 class Fp32Cast final : public Block {
  public:
   explicit Fp32Cast(const Size& size)
-      : Block(size), linear_(linear("linear", size.d_model, size.d_model, at::kFloat)) {}
+      : Block(size),
+        linear_(linear("linear", size.d_model, size.d_model, at::kFloat)) {}
   at::Tensor inner(const at::Tensor& x) override { return x.to(at::kFloat); }
-  at::Tensor outer(const at::Tensor& h, const at::Tensor&) override { return linear_(h).to(size_.dtype); }
+  at::Tensor outer(const at::Tensor& h, const at::Tensor&) override {
+    return linear_(h).to(size_.dtype);
+  }
 
  private:
   torch::nn::Linear linear_;
@@ -97,7 +101,8 @@ class SwiGlu final : public Block {
 class RmsNorm final : public Block {
  public:
   explicit RmsNorm(const Size& size)
-      : Block(size), linear_(linear("linear", size.d_model, size.d_model, size.dtype)) {
+      : Block(size),
+        linear_(linear("linear", size.d_model, size.d_model, size.dtype)) {
     weight_ = register_parameter("weight", torch::ones({size.d_model}, size.dtype));
   }
   at::Tensor inner(const at::Tensor& x) override {
@@ -114,9 +119,12 @@ class RmsNorm final : public Block {
 class Fp32Softmax final : public Block {
  public:
   explicit Fp32Softmax(const Size& size)
-      : Block(size), proj_(linear("proj", size.d_model, size.d_model, size.dtype)) {}
+      : Block(size),
+        proj_(linear("proj", size.d_model, size.d_model, size.dtype)) {}
   at::Tensor inner(const at::Tensor& x) override { return at::softmax(x.to(at::kFloat), -1); }
-  at::Tensor outer(const at::Tensor& h, const at::Tensor&) override { return proj_(h.to(size_.dtype)); }
+  at::Tensor outer(const at::Tensor& h, const at::Tensor&) override {
+    return proj_(h.to(size_.dtype));
+  }
 
  private:
   torch::nn::Linear proj_;
@@ -137,8 +145,8 @@ inline at::Tensor deviation_of(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.to(at::kFloat).std().to(dtype);
 }
 
-// Unit deviation behind the last product of every block (of rms_norm, x is added to that): without, gradients through eight swiglu layers are exactly zero, and
-// to compare those proves nothing.
+// Unit deviation behind the last product of every block (of rms_norm, x is added to that): without,
+// gradients through eight swiglu layers are exactly zero, and to compare those proves nothing.
 inline void scale(const Stack& stack, at::Tensor x) {
   const at::NoGradGuard no_grad;
   for (const auto& block : stack) {

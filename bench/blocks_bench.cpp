@@ -4,9 +4,9 @@
 //   retape_bench --dry --layers=8                   # bytes of the big size, nothing computed
 //   retape_bench --benchmark_filter=swiglu --benchmark_format=json
 //
-// Columns: time of a step (this thread's), forward and backward of it, and delta beside plain's of the
-// same round; peak and bytes held after forward, saved beside plain; GFLOP run; ops replayed; whether
-// gradients are plain's, bit for bit. `--help` says what it ends with.
+// Columns: time of a step (this thread's), forward and backward of it, and delta beside plain's of
+// the same round; peak and bytes held after forward, saved beside plain; GFLOP run; ops replayed;
+// whether gradients are plain's, bit for bit. `--help` says what it ends with.
 #include "bits.h"
 #include "blocks.h"
 #include "options.h"
@@ -146,7 +146,8 @@ Memory memory_of(Stack (*make)(const Size&), const Size& size, const Method& met
       parameters += static_cast<int64_t>(parameter.nbytes());
     }
   }
-  const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
+  const auto x =
+      torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
   const auto y = step(stack, x, method).y;
   return {
       meter.peak(),
@@ -155,7 +156,8 @@ Memory memory_of(Stack (*make)(const Size&), const Size& size, const Method& met
       ops_replayed() - replayed};
 }
 
-std::vector<at::Tensor> gradients_of(const Stack& stack, const at::Tensor& x, const Method& method) {
+std::vector<at::Tensor> gradients_of(
+    const Stack& stack, const at::Tensor& x, const Method& method) {
   std::vector<at::Tensor> gradients;
   auto leaves = leaves_of(stack, x);
   for (auto& leaf : leaves) {
@@ -175,7 +177,8 @@ double median(std::vector<double> values) {
 }
 
 // A step of plain beside each of the method's: what slows one slows the other.
-void measure_times(benchmark::State& state, const Stack& stack, const at::Tensor& x, const Method& method) {
+void measure_times(
+    benchmark::State& state, const Stack& stack, const at::Tensor& x, const Method& method) {
   const auto& plain_method = methods().front();
   std::vector<double> forward, backward, ratios;
   for (auto _ : state) {
@@ -197,12 +200,15 @@ struct Verdict {
   int code() const { return differs ? 1 : vacuous ? 6 : 0; }
 };
 
-// A row. Google Benchmark runs it again for every repetition, and to find out how often to iterate: what
-// does not depend on the clock is done the first time.
+// A row. Google Benchmark runs it again for every repetition, and to find out how often to iterate:
+// what does not depend on the clock is done the first time.
 class Row {
  public:
   Row(Stack (*make)(const Size&), const Options& options, const Method& method, Verdict& verdict)
-      : make_(make), options_(options), method_(method), verdict_(verdict) {}
+      : make_(make),
+        options_(options),
+        method_(method),
+        verdict_(verdict) {}
 
   void run(benchmark::State& state) {
     count_bytes(state);
@@ -214,7 +220,8 @@ class Row {
     const auto& size = options_.size;
     torch::manual_seed(0);
     const auto stack = make_(size);
-    const auto x = torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
+    const auto x =
+        torch::randn({size.batch, size.sequence, size.d_model}, size.dtype).requires_grad_();
     if (options_.scaled) {
       scale(stack, x);
     }
@@ -234,7 +241,8 @@ class Row {
     }
     state.counters["peak"] = static_cast<double>(memory_->peak);
     state.counters["held"] = static_cast<double>(memory_->held);
-    state.counters["saved_%"] = 100 - 100 * static_cast<double>(memory_->peak) / static_cast<double>(plain_peak_);
+    state.counters["saved_%"] = 100 -
+        100 * static_cast<double>(memory_->peak) / static_cast<double>(plain_peak_);
     state.counters["GFLOP"] = memory_->flops / 1e9;
     state.counters["replayed"] = static_cast<double>(memory_->replayed);
   }
@@ -262,11 +270,13 @@ class Row {
   std::optional<Bits> bits_;
 };
 
-void add_row(const std::string& block, const Options& options, const Method& method, Verdict& verdict) {
+void add_row(
+    const std::string& block, const Options& options, const Method& method, Verdict& verdict) {
   const auto row = std::make_shared<Row>(all_blocks().at(block), options, method, verdict);
   const auto name = block + "/" + std::to_string(options.size.layers) + "/" +
       (options.size.dtype == at::kFloat ? "float32" : "bfloat16") + "/" + method.name;
-  auto* added = benchmark::RegisterBenchmark(name.c_str(), [row](benchmark::State& state) { row->run(state); });
+  auto* added = benchmark::RegisterBenchmark(
+      name.c_str(), [row](benchmark::State& state) { row->run(state); });
   added->Unit(benchmark::kMillisecond);
   if (options.dry) {
     added->Iterations(1);

@@ -30,7 +30,8 @@ struct Options {
 
 // What Google Benchmark prints for --help says nothing of this program: that comes first.
 inline void print_help() {
-  std::cout << R"(retape_bench: six blocks, as stacks of layers, float32 and bfloat16, plain and with Retape.
+  std::cout
+      << R"(retape_bench: six blocks, as stacks of layers, float32 and bfloat16, plain and with Retape.
 
 usage: retape_bench [options]
   --dry            bytes and FLOPs alone: nothing is computed, so the large size takes seconds
@@ -62,7 +63,8 @@ Google Benchmark's own:
 
 using Arguments = std::vector<std::string>;
 
-[[noreturn]] inline void refuse(const std::string& why, const std::string& fix = "Fix: retape_bench --help") {
+[[noreturn]] inline void refuse(
+    const std::string& why, const std::string& fix = "Fix: retape_bench --help") {
   std::cerr << "[retape_bench] " << why << ". " << fix << "\n";
   std::exit(2);
 }
@@ -76,7 +78,8 @@ inline std::string name_in(const std::string& arg) {
 }
 
 inline Arguments::iterator find(Arguments& args, const std::string& name) {
-  return std::find_if(args.begin() + 1, args.end(), [&](const auto& arg) { return name_in(arg) == name; });
+  return std::find_if(
+      args.begin() + 1, args.end(), [&](const auto& arg) { return name_in(arg) == name; });
 }
 
 // Takes `--name` out of the arguments.
@@ -100,7 +103,8 @@ inline std::optional<std::string> take(Arguments& args, const std::string& name)
   }
   const auto equals = it->find('=');
   const auto next = it + 1;
-  const bool is_apart = equals == std::string::npos && next != args.end() && next->rfind("--", 0) != 0;
+  const bool is_apart = equals == std::string::npos && next != args.end() &&
+      next->rfind("--", 0) != 0;
   const auto value = equals != std::string::npos ? it->substr(equals + 1) : is_apart ? *next : "";
   args.erase(it, is_apart ? next + 1 : next);
   return value;
@@ -122,7 +126,9 @@ inline std::optional<int64_t> take_number(Arguments& args, const std::string& na
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
   if (error == std::errc::result_out_of_range && (*text)[0] != '-') {
-    refuse("--" + name + ": expected at most " + std::to_string(INT64_MAX) + ", got \"" + *text + "\"");
+    refuse(
+        "--" + name + ": expected at most " + std::to_string(INT64_MAX) + ", got \"" + *text +
+        "\"");
   }
   if (error != std::errc() || end != text->data() + text->size() || number < 1) {
     refuse("--" + name + ": expected a number of at least 1, got \"" + *text + "\"");
@@ -167,7 +173,9 @@ inline Options take_options(Arguments& args) {
 // In an argument or, as Google Benchmark takes it too, in the environment.
 inline bool is_said(const Arguments& args, const std::string& name) {
   auto variable = name;
-  std::transform(variable.begin(), variable.end(), variable.begin(), [](unsigned char c) { return std::toupper(c); });
+  std::transform(variable.begin(), variable.end(), variable.begin(), [](unsigned char c) {
+    return std::toupper(c);
+  });
   return std::getenv(variable.c_str()) != nullptr ||
       std::any_of(args.begin(), args.end(), [&](const auto& arg) { return name_in(arg) == name; });
 }
@@ -179,13 +187,15 @@ inline bool is_for_people(const Arguments& args) {
   });
 }
 
-// A time without a spread cannot be judged. Rows are not shuffled: each step has one of plain beside it
-// already, and what is done is shown while the rest runs.
+// A time without a spread cannot be judged. Rows are not shuffled: each step has one of plain
+// beside it already, and what is done is shown while the rest runs.
 inline void repeat_unless_told(Arguments& args) {
   if (!is_said(args, "benchmark_repetitions") && !is_said(args, "benchmark_min_time")) {
     args.insert(
         args.begin() + 1,
-        {"--benchmark_repetitions=5", "--benchmark_min_time=0.1", "--benchmark_display_aggregates_only=true"});
+        {"--benchmark_repetitions=5",
+         "--benchmark_min_time=0.1",
+         "--benchmark_display_aggregates_only=true"});
   }
 }
 
@@ -199,8 +209,20 @@ inline void initialize_benchmark(Arguments& args) {
   benchmark::Initialize(&count, words.data(), &print_help);
   if (count > 1) {
     const std::vector<std::string> known{
-        "--dry", "--layers", "--d_model", "--d_ff", "--batch", "--sequence", "--inject", "--unscaled", "--help",
-        "--benchmark_filter", "--benchmark_format", "--benchmark_list_tests", "--benchmark_min_time", "--benchmark_out",
+        "--dry",
+        "--layers",
+        "--d_model",
+        "--d_ff",
+        "--batch",
+        "--sequence",
+        "--inject",
+        "--unscaled",
+        "--help",
+        "--benchmark_filter",
+        "--benchmark_format",
+        "--benchmark_list_tests",
+        "--benchmark_min_time",
+        "--benchmark_out",
         "--benchmark_repetitions"};
     const std::string word = words[1];
     refuse("unknown argument " + word, train::offer(word.substr(0, word.find('=')), known));

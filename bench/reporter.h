@@ -12,8 +12,8 @@
 
 namespace retape::bench {
 
-// In front of the reporter that --benchmark_format asks for. Google Benchmark would also show mean and
-// deviation, and deviations as shares of what is zero for plain.
+// In front of the reporter that --benchmark_format asks for. Google Benchmark would also show mean
+// and deviation, and deviations as shares of what is zero for plain.
 class MedianAndSpread final : public benchmark::BenchmarkReporter {
  public:
   // For people bytes are MiB, and what is large is written out; for programs all are numbers.
@@ -42,7 +42,9 @@ class MedianAndSpread final : public benchmark::BenchmarkReporter {
   static Run in_words(Run run) {
     constexpr double kMiB = 1 << 20;
     const std::tuple<const char*, const char*, double> shown[] = {
-        {"peak", "peak %.1f MiB", kMiB}, {"held", "held %.1f MiB", kMiB}, {"GFLOP", "%.1f GFLOP", 1}};
+        {"peak", "peak %.1f MiB", kMiB},
+        {"held", "held %.1f MiB", kMiB},
+        {"GFLOP", "%.1f GFLOP", 1}};
     for (const auto& [name, form, unit] : shown) {
       if (const auto found = run.counters.find(name); found != run.counters.end()) {
         char text[64];

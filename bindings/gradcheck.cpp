@@ -19,7 +19,8 @@ using dist::GradCheckOptions;
 using dist::GradReport;
 using dist::Outcome;
 
-// An exception of a Python function on its way through C++. Other ranks get its first line, with its notes.
+// An exception of a Python function on its way through C++. Other ranks get its first line, with
+// its notes.
 struct StepError : std::exception {
   explicit StepError(py::error_already_set raised)
       : error(std::make_shared<py::error_already_set>(std::move(raised))) {
@@ -35,8 +36,8 @@ struct StepError : std::exception {
   std::string text;
 };
 
-// One that ends the program (KeyboardInterrupt, SystemExit): no std::exception, so that the check does
-// not go on to unite outcomes. It abandons its group: others raise.
+// One that ends the program (KeyboardInterrupt, SystemExit): no std::exception, so that the check
+// does not go on to unite outcomes. It abandons its group: others raise.
 struct Interrupt {
   std::shared_ptr<py::error_already_set> error;
 };
@@ -55,7 +56,8 @@ using Parts = std::tuple<
     std::map<std::string, double>>;
 
 // None is a tensor that is not defined.
-std::map<std::string, at::Tensor> tensors_of(const std::map<std::string, std::optional<at::Tensor>>& given) {
+std::map<std::string, at::Tensor> tensors_of(
+    const std::map<std::string, std::optional<at::Tensor>>& given) {
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [name, tensor] : given) {
     tensors[name] = tensor.value_or(at::Tensor());
@@ -115,7 +117,14 @@ GradReport run(
 void bind_case(py::module_& module) {
   py::class_<Case>(module, "Case", "One configuration in which a step is run.")
       .def(
-          py::init<dist::Topology, std::map<std::string, double>, at::ScalarType, std::optional<at::ScalarType>, int, uint64_t, int>(),
+          py::init<
+              dist::Topology,
+              std::map<std::string, double>,
+              at::ScalarType,
+              std::optional<at::ScalarType>,
+              int,
+              uint64_t,
+              int>(),
           py::arg("topology"),
           py::arg("terms"),
           py::arg("dtype") = at::kDouble,
@@ -129,7 +138,8 @@ void bind_case(py::module_& module) {
       .def_readonly("wire", &Case::wire, "dtype of what travels between ranks; None: dtype.")
       .def_readonly("steps", &Case::steps, "Of the optimizer; 0: gradients only.")
       .def_readonly("seed", &Case::seed)
-      .def_readonly("microbatches", &Case::microbatches, "That a step which accumulates takes its rows in.")
+      .def_readonly(
+          "microbatches", &Case::microbatches, "That a step which accumulates takes its rows in.")
       .def(
           "cut",
           [](const Case& what, std::pair<int64_t, int64_t> rows) {
@@ -147,9 +157,10 @@ void bind_options(py::module_& module) {
   using dist::Term;
   py::class_<Term>(module, "Term", "A term of the loss.")
       .def(
-          py::init([](std::string name, double coefficient, std::vector<std::string> live, bool random) {
-            return Term{std::move(name), coefficient, std::move(live), random};
-          }),
+          py::init(
+              [](std::string name, double coefficient, std::vector<std::string> live, bool random) {
+                return Term{std::move(name), coefficient, std::move(live), random};
+              }),
           py::arg("name"),
           py::arg("coefficient") = 1.0,
           py::kw_only(),
@@ -215,10 +226,17 @@ void bind_gradcheck(py::module_& module) {
       py::arg("options"),
       py::arg("progress") = py::none(),
       py::arg("raised") = py::none());
-  module.def("derived_tolerance", &dist::derived_tolerance, py::arg("dtype"), py::arg("wire") = py::none());
+  module.def(
+      "derived_tolerance",
+      &dist::derived_tolerance,
+      py::arg("dtype"),
+      py::arg("wire") = py::none());
   module.def(
       "row_uniform",
-      [](uint64_t seed, const std::string& name, std::pair<int64_t, int64_t> rows, const std::vector<int64_t>& sizes,
+      [](uint64_t seed,
+         const std::string& name,
+         std::pair<int64_t, int64_t> rows,
+         const std::vector<int64_t>& sizes,
          at::ScalarType dtype) {
         return dist::row_uniform(seed, name, {rows.first, rows.second}, sizes, dtype);
       },
@@ -227,7 +245,8 @@ void bind_gradcheck(py::module_& module) {
       py::arg("rows"),
       py::arg("sizes"),
       py::arg("dtype") = at::kFloat,
-      "Uniform numbers, [rows, *sizes], that depend on (seed, name, row of the global batch) alone.");
+      "Uniform numbers, [rows, *sizes], that depend on (seed, name, row of the global batch) "
+      "alone.");
   module.def(
       "row_generator",
       &dist::row_generator,

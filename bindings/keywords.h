@@ -13,7 +13,8 @@ namespace retape::python {
 class Keywords {
  public:
   Keywords(std::string function, const pybind11::kwargs& given)
-      : function_(std::move(function)), left_(given.attr("copy")()) {}
+      : function_(std::move(function)),
+        left_(given.attr("copy")()) {}
 
   template <typename Member>
   Keywords& to(const char* name, Member& member) {
@@ -34,7 +35,8 @@ class Keywords {
   void done() const {
     for (const auto& [name, value] : left_) {
       throw pybind11::type_error(
-          "[" + function_ + "] no such size or switch: " + name.cast<std::string>() + ". There is: " + known_ + ".");
+          "[" + function_ + "] no such size or switch: " + name.cast<std::string>() +
+          ". There is: " + known_ + ".");
     }
   }
 

@@ -38,10 +38,14 @@ void bind_memory(py::module_& module) {
       .def_readonly("shape", &MemoryEvent::shape)
       .def_property_readonly("phase", [](const MemoryEvent& e) { return word(e.phase); });
 
-  py::class_<DryRun>(module, "DryRun").def(py::init<>()).def_property_readonly("flops", &DryRun::flops)
+  py::class_<DryRun>(module, "DryRun")
+      .def(py::init<>())
+      .def_property_readonly("flops", &DryRun::flops)
       .def_static("is_on", &DryRun::is_on);
 
-  py::class_<FlopCounter>(module, "FlopCounter").def(py::init<>()).def_property_readonly("flops", &FlopCounter::flops);
+  py::class_<FlopCounter>(module, "FlopCounter")
+      .def(py::init<>())
+      .def_property_readonly("flops", &FlopCounter::flops);
   py::class_<MemoryRegion>(module, "MemoryRegion").def(py::init<std::string>());
   module.def("ops_replayed", &ops_replayed);
 

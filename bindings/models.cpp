@@ -32,7 +32,8 @@ Named parameters_of(const torch::nn::Module& model) {
 // `run` with each stack of layers run by `apply`, or as the model was made if that is None. Called
 // with the GIL; forward runs without it.
 template <typename Model, typename Run>
-at::Tensor run_stacked(Model& model, const py::object& apply, std::shared_ptr<const void> alive, Run run) {
+at::Tensor run_stacked(
+    Model& model, const py::object& apply, std::shared_ptr<const void> alive, Run run) {
   auto before = model->config().stacking;
   const auto put_back = c10::make_scope_exit([&] { model->set_stacking(std::move(before)); });
   if (!apply.is_none()) {
@@ -48,7 +49,8 @@ at::Tensor run_stacked(Model& model, const py::object& apply, std::shared_ptr<co
 class Transformer {
  public:
   explicit Transformer(const py::kwargs& given)
-      : model_(config(given)), ids_(transformer::closed_form_ids(model_->config())) {}
+      : model_(config(given)),
+        ids_(transformer::closed_form_ids(model_->config())) {}
 
   Named parameters() const { return parameters_of(*model_); }
 
@@ -92,7 +94,8 @@ class Transformer {
 class Moe {
  public:
   explicit Moe(const py::kwargs& given)
-      : model_(config(given)), ids_(transformer::closed_form_ids(model_->config())) {}
+      : model_(config(given)),
+        ids_(transformer::closed_form_ids(model_->config())) {}
 
   Named parameters() const { return parameters_of(*model_); }
 
@@ -126,7 +129,8 @@ class Moe {
 class Pi05 {
  public:
   explicit Pi05(const py::kwargs& given)
-      : model_(config(given)), batch_(pi05::closed_form_batch(model_->config())) {}
+      : model_(config(given)),
+        batch_(pi05::closed_form_batch(model_->config())) {}
 
   Named parameters() const { return parameters_of(*model_); }
 

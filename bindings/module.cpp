@@ -27,8 +27,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("built_for_torch") = RETAPE_BUILT_FOR_TORCH;
 
   auto error = py::register_exception<retape::Error>(module, "Error", PyExc_RuntimeError);
-  usage_error =
-      py::register_exception<retape::UsageError>(module, "UsageError", error.ptr()).ptr();
+  usage_error = py::register_exception<retape::UsageError>(module, "UsageError", error.ptr()).ptr();
   replay_mismatch =
       py::register_exception<retape::ReplayMismatch>(module, "ReplayMismatch", error.ptr()).ptr();
   retape::detail::set_error_translator(&translate);

@@ -30,7 +30,8 @@ std::string op_name(const char* function, const py::handle& op) {
   }
   if (is_op(op, "OpOverload")) {
     const auto schema = op.attr("_schema");
-    return schema.attr("name").cast<std::string>() + "." + op.attr("_overloadname").cast<std::string>();
+    return schema.attr("name").cast<std::string>() + "." +
+        op.attr("_overloadname").cast<std::string>();
   }
   if (is_op(op, "OpOverloadPacket")) {
     return op.attr("_qualified_op_name").cast<std::string>();
@@ -70,7 +71,8 @@ bool is_default(const c10::IValue& value, const c10::Argument& argument) {
 }  // namespace
 
 std::vector<std::string> op_names(const char* function, const py::object& ops) {
-  const bool one = py::isinstance<py::str>(ops) || is_op(ops, "OpOverload") || is_op(ops, "OpOverloadPacket");
+  const bool one = py::isinstance<py::str>(ops) || is_op(ops, "OpOverload") ||
+      is_op(ops, "OpOverloadPacket");
   if (one || !py::isinstance<py::iterable>(ops)) {
     throw UsageError(
         std::string("[") + function + "] expected a list of ops, got " + shown(ops) +
@@ -112,7 +114,11 @@ PythonOpCall in_python(const OpCall& call) {
     output = outputs;
   }
   const auto op = torch::detail::getTorchApiFunction(call.op);
-  return {py::reinterpret_borrow<py::object>(op), std::move(args), std::move(kwargs), std::move(output)};
+  return {
+      py::reinterpret_borrow<py::object>(op),
+      std::move(args),
+      std::move(kwargs),
+      std::move(output)};
 }
 
 }  // namespace retape::python

@@ -57,7 +57,8 @@ Decision decision(const std::string& function, const std::string& op, const py::
     }
   }
   raise_usage_error(
-      "[Policy." + function + "] " + op + ": expected True, False, \"keep\" or \"drop\" from the policy function, got " +
+      "[Policy." + function + "] " + op +
+      ": expected True, False, \"keep\" or \"drop\" from the policy function, got " +
       py::repr(answer).cast<std::string>() + ". Fix: return one of these.");
 }
 
@@ -128,17 +129,22 @@ void bind_policy(py::module_& module) {
           "selective",
           [](py::function f) { return Policy::selective(op_function_from_callable(std::move(f))); },
           py::arg("decide"),
-          "Ask `decide(op, args, kwargs, output)` of every op that has run, for all of its results: True or\n"
+          "Ask `decide(op, args, kwargs, output)` of every op that has run, for all of its "
+          "results: True or\n"
           "\"keep\", False or \"drop\".")
       .def_static("named", &Policy::named, py::arg("name"))
       .def(
           "keep_ops",
-          [](const Policy& p, const py::object& ops) { return p.keep_ops(op_names("Policy.keep_ops", ops)); },
+          [](const Policy& p, const py::object& ops) {
+            return p.keep_ops(op_names("Policy.keep_ops", ops));
+          },
           py::arg("names"),
           "Keep results of these ops: names, OpOverloads or OpOverloadPackets.")
       .def(
           "drop_ops",
-          [](const Policy& p, const py::object& ops) { return p.drop_ops(op_names("Policy.drop_ops", ops)); },
+          [](const Policy& p, const py::object& ops) {
+            return p.drop_ops(op_names("Policy.drop_ops", ops));
+          },
           py::arg("names"),
           "Drop results of these ops: names, OpOverloads or OpOverloadPackets.")
       .def("anchors", &Policy::anchors, py::arg("on"))

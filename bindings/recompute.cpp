@@ -21,11 +21,14 @@ namespace {
 class Scope {
  public:
   Scope(Policy policy, std::string name, bool timed)
-      : policy_(std::move(policy)), name_(std::move(name)), timed_(timed) {}
+      : policy_(std::move(policy)),
+        name_(std::move(name)),
+        timed_(timed) {}
 
   void enter() {
     if (scope_) {
-      throw UsageError("[recompute] the scope was opened before. Fix: make a new one for each `with`.");
+      throw UsageError(
+          "[recompute] the scope was opened before. Fix: make a new one for each `with`.");
     }
     scope_ = std::make_unique<Recompute>(policy_, name_, timed_);
   }
@@ -38,7 +41,9 @@ class Scope {
   }
 
   Stats stats() const { return scope_ ? scope_->stats() : Stats(); }
-  std::vector<KeptOp> kept_ops() const { return scope_ ? scope_->kept_ops() : std::vector<KeptOp>(); }
+  std::vector<KeptOp> kept_ops() const {
+    return scope_ ? scope_->kept_ops() : std::vector<KeptOp>();
+  }
   const std::string& name() const { return name_; }
   const Policy& policy() const { return policy_; }
 
@@ -49,8 +54,8 @@ class Scope {
   std::unique_ptr<Recompute> scope_;
 };
 
-// Python sees more in it than its bytes. Ops of torch run without the GIL, and nobody reads attributes of
-// what they save; what a custom Function saves comes back through ctx.saved_tensors.
+// Python sees more in it than its bytes. Ops of torch run without the GIL, and nobody reads
+// attributes of what they save; what a custom Function saves comes back through ctx.saved_tensors.
 bool has_identity(const at::Tensor& tensor) {
   PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
   if (object == nullptr) {
@@ -81,7 +86,9 @@ struct Saved {
 };
 auto& hooks_of(torch::autograd::SavedVariable& saved);
 auto& data_of(torch::autograd::SavedVariable& saved);
-template struct Saved<&torch::autograd::SavedVariable::hooks_, &torch::autograd::SavedVariable::data_>;
+template struct Saved<
+    &torch::autograd::SavedVariable::hooks_,
+    &torch::autograd::SavedVariable::data_>;
 
 // The user puts hooks on it: those of a scope make room.
 void take_off_hooks(torch::autograd::SavedVariable& saved) {
@@ -99,7 +106,10 @@ bool allows_mutation_on_saved_tensors() {
 }
 
 CallEffects op_effects(
-    const std::string& op, const std::string& overload, const py::args& args, const py::kwargs& kwargs) {
+    const std::string& op,
+    const std::string& overload,
+    const py::args& args,
+    const py::kwargs& kwargs) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), overload.c_str());
   return effects_of_call(
       handle, torch::jit::createStackForSchema(handle.schema(), args, kwargs, std::nullopt));
@@ -175,7 +185,10 @@ void bind_recompute(py::module_& module) {
       will_write(tensor.cast<at::Tensor>());
     }
   });
-  module.def("replayable", [](const py::object& op) { replayable(op_name("replayable", op)); }, py::arg("op"));
+  module.def(
+      "replayable",
+      [](const py::object& op) { replayable(op_name("replayable", op)); },
+      py::arg("op"));
   module.def("replayable_ops", &replayable_ops);
   module.def("take_off_hooks", &take_off_hooks, py::arg("saved_tensor"));
   module.def("intercepted_keys", [] {
@@ -185,17 +198,24 @@ void bind_recompute(py::module_& module) {
     }
     return keys;
   });
-  module.def("op_effects", [](const std::string& op, const std::string& overload, const py::tuple& args,
-                              const py::dict& kwargs) {
-    const auto effects = op_effects(
-        op, overload, py::reinterpret_borrow<py::args>(args), py::reinterpret_borrow<py::kwargs>(kwargs));
-    py::dict result;
-    result["writes"] = effects.writes;
-    result["overwrites"] = effects.overwrites;
-    result["recipe"] = effects.recipe;
-    result["uninitialized"] = effects.uninitialized;
-    return result;
-  });
+  module.def(
+      "op_effects",
+      [](const std::string& op,
+         const std::string& overload,
+         const py::tuple& args,
+         const py::dict& kwargs) {
+        const auto effects = op_effects(
+            op,
+            overload,
+            py::reinterpret_borrow<py::args>(args),
+            py::reinterpret_borrow<py::kwargs>(kwargs));
+        py::dict result;
+        result["writes"] = effects.writes;
+        result["overwrites"] = effects.overwrites;
+        result["recipe"] = effects.recipe;
+        result["uninitialized"] = effects.uninitialized;
+        return result;
+      });
 
   set_identity_check(&has_identity);
   set_first_scope_hook(&patch_torch);

@@ -46,7 +46,11 @@ std::function<Result(const Tensors&)> from_callable(py::function function) {
 }
 
 RerunOptions options(
-    std::string name, bool preserve_rng_state, bool early_stop, bool check_determinism, bool debug) {
+    std::string name,
+    bool preserve_rng_state,
+    bool early_stop,
+    bool check_determinism,
+    bool debug) {
   RerunOptions options;
   options.name = std::move(name);
   options.preserve_rng_state = preserve_rng_state;
@@ -61,10 +65,13 @@ RerunOptions options(
 class Scope {
  public:
   Scope(RerunOptions options, Tensors inputs, py::function again)
-      : options_(std::move(options)), inputs_(std::move(inputs)), again_(std::move(again)) {}
+      : options_(std::move(options)),
+        inputs_(std::move(inputs)),
+        again_(std::move(again)) {}
 
   void enter() {
-    scope_ = std::make_unique<RerunScope>(options_, inputs_, from_callable<void>(std::move(again_)));
+    scope_ = std::make_unique<RerunScope>(
+        options_, inputs_, from_callable<void>(std::move(again_)));
     inputs_.clear();
   }
   void exit() { scope_.reset(); }

@@ -23,7 +23,8 @@ inline pybind11::list as_functions(
   for (const auto& layer : layers) {
     const auto call = [layer, alive](const at::Tensor& x) { return layer(x); };
     functions.append(
-        pybind11::cpp_function(torch::wrap_pybind_function_no_gil(call), pybind11::name("layer"), pybind11::arg("x")));
+        pybind11::cpp_function(
+            torch::wrap_pybind_function_no_gil(call), pybind11::name("layer"), pybind11::arg("x")));
   }
   return functions;
 }
@@ -37,7 +38,8 @@ inline models::Stacking stacking(pybind11::object apply, std::shared_ptr<const v
     if (!THPVariable_Check(result.ptr())) {
       throw pybind11::type_error(
           "[loss] expected apply(layers, x) to return the last layer's tensor, got " +
-          std::string(Py_TYPE(result.ptr())->tp_name) + ". Fix: def apply(layers, x): ...; return x.");
+          std::string(Py_TYPE(result.ptr())->tp_name) +
+          ". Fix: def apply(layers, x): ...; return x.");
     }
     return result.cast<at::Tensor>();
   };

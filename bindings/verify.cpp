@@ -18,8 +18,8 @@ namespace py = pybind11;
 
 namespace {
 
-// An exception that ends the program (KeyboardInterrupt, SystemExit): no std::exception, so that it is
-// not taken for a difference.
+// An exception that ends the program (KeyboardInterrupt, SystemExit): no std::exception, so that it
+// is not taken for a difference.
 struct Interrupt {
   std::shared_ptr<py::error_already_set> error;
 };
@@ -46,7 +46,9 @@ std::function<NamedTensors()> tensors_from(const py::object& callable) {
   if (callable.is_none()) {
     return nullptr;
   }
-  return [held = shared(callable)] { return in_python([&] { return (*held)().cast<NamedTensors>(); }); };
+  return [held = shared(callable)] {
+    return in_python([&] { return (*held)().cast<NamedTensors>(); });
+  };
 }
 
 std::function<void()> action(const py::object& callable) {
@@ -152,7 +154,9 @@ class ObserverScope {
 
   std::vector<Finding> findings() const { return observer_ ? observer_->findings() : findings_; }
   std::vector<SeenRegion> regions() const { return observer_ ? observer_->regions() : regions_; }
-  uint64_t values_checked() const { return observer_ ? observer_->values_checked() : values_checked_; }
+  uint64_t values_checked() const {
+    return observer_ ? observer_->values_checked() : values_checked_;
+  }
   uint64_t bytes_held() const { return observer_ ? observer_->bytes_held() : bytes_held_; }
 
  private:
@@ -252,8 +256,13 @@ void bind_verify(py::module_& module) {
   bind_verdict(module);
   module.def(
       "compare",
-      [](const std::optional<at::Tensor>& plain, const std::optional<at::Tensor>& recomputed, const Tolerances& tolerance) {
-        return compare(plain.value_or(at::Tensor()), recomputed.value_or(at::Tensor()), tolerance_of(tolerance));
+      [](const std::optional<at::Tensor>& plain,
+         const std::optional<at::Tensor>& recomputed,
+         const Tolerances& tolerance) {
+        return compare(
+            plain.value_or(at::Tensor()),
+            recomputed.value_or(at::Tensor()),
+            tolerance_of(tolerance));
       },
       py::arg("plain"),
       py::arg("recomputed"),

@@ -28,7 +28,8 @@ using Layer = std::function<at::Tensor(const at::Tensor&)>;
 // one did. An empty one stands for just that.
 using Stacking = std::function<at::Tensor(const std::vector<Layer>& layers, at::Tensor x)>;
 
-inline at::Tensor run_stack(const Stacking& stacking, const std::vector<Layer>& layers, at::Tensor x) {
+inline at::Tensor run_stack(
+    const Stacking& stacking, const std::vector<Layer>& layers, at::Tensor x) {
   if (stacking) {
     return stacking(layers, std::move(x));
   }
@@ -38,8 +39,8 @@ inline at::Tensor run_stack(const Stacking& stacking, const std::vector<Layer>& 
   return x;
 }
 
-// Retape: each layer is called once, backward replays what it recorded. Regions are named "layers.0",
-// "layers.1".
+// Retape: each layer is called once, backward replays what it recorded. Regions are named
+// "layers.0", "layers.1".
 inline Stacking replayed(retape::Policy policy = retape::CheckpointOptions().policy) {
   return [policy](const std::vector<Layer>& layers, at::Tensor x) {
     retape::CheckpointOptions options;

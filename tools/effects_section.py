@@ -13,13 +13,19 @@ CLASSES: dict[tuple[bool, tuple[str, ...]], str] = {
     (True, ("overwritten",)): "overwritten: replay does not need its old content",
     (False, ("overwritten",)): "overwritten, though not `out=`",
     (True, ("overwritten", "updated")): "overwritten in training, updated in evaluation",
-    (False, ("overwritten", "updated")): "overwritten in training, updated in evaluation, though not `out=`",
+    (
+        False,
+        ("overwritten", "updated"),
+    ): "overwritten in training, updated in evaluation, though not `out=`",
     (False, ("updated",)): "updated: replay needs its old content",
     (True, ("updated",)): "updated, though `out=`",
     (False, ("read", "updated")): "updated in training, read in evaluation",
     (False, ("read",)): "read: only sizes and strides change",
 }
-USUAL = {(True, ("overwritten",)): "every other `out=` argument", (False, ("updated",)): "every other argument"}
+USUAL = {
+    (True, ("overwritten",)): "every other `out=` argument",
+    (False, ("updated",)): "every other argument",
+}
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -28,22 +34,54 @@ def markdown(found: dict[str, Any]) -> str:
         ("aten overloads", found["overloads"]),
         ("... that were run", len(found["ran"])),
         ("... of these, composites, audited as the ops that they call", len(found["composites"])),
-        ("... not run: other devices and layouts, or no rule makes their arguments", len(found["not called"])),
+        (
+            "... not run: other devices and layouts, or no rule makes their arguments",
+            len(found["not called"]),
+        ),
         ("calls", found["calls"]),
-        ("arguments compared before and after, all bytes of their storage", counts["arguments compared"]),
-        ("overloads that write to an argument that their schema calls read-only", len(found["hidden"])),
-        ("calls in which all of an argument counts as overwritten, from two contents", counts["overwrites checked"]),
-        ("calls whose results were compared from memory poisoned in two ways",
-         counts["results checked for unwritten memory"]),
-        ("overloads that return unwritten memory, none of them replayed", len(found["uninitialized"])),
+        (
+            "arguments compared before and after, all bytes of their storage",
+            counts["arguments compared"],
+        ),
+        (
+            "overloads that write to an argument that their schema calls read-only",
+            len(found["hidden"]),
+        ),
+        (
+            "calls in which all of an argument counts as overwritten, from two contents",
+            counts["overwrites checked"],
+        ),
+        (
+            "calls whose results were compared from memory poisoned in two ways",
+            counts["results checked for unwritten memory"],
+        ),
+        (
+            "overloads that return unwritten memory, none of them replayed",
+            len(found["uninitialized"]),
+        ),
         ("writes that Retape does not know of", _count(found, "written, not known")),
-        ("old content that survives where Retape assumes that none does", _count(found, "old content survives")),
-        ("unwritten memory in results that would be replayed", _count(found, "unwritten memory in a result")),
+        (
+            "old content that survives where Retape assumes that none does",
+            _count(found, "old content survives"),
+        ),
+        (
+            "unwritten memory in results that would be replayed",
+            _count(found, "unwritten memory in a result"),
+        ),
     ]
     lines = [f"torch {found['torch']}.", "", "| what was run and compared | |", "|---|---|"]
     lines += [f"| {what} | {count:,} |" for what, count in rows]
-    lines += ["", "| writes without saying so | arguments | Retape |", "|---|---|---|", *hidden_rows(found)]
-    lines += ["", "| an argument that an overload may write counts as | arguments | which |", "|---|---|---|"]
+    lines += [
+        "",
+        "| writes without saying so | arguments | Retape |",
+        "|---|---|---|",
+        *hidden_rows(found),
+    ]
+    lines += [
+        "",
+        "| an argument that an overload may write counts as | arguments | which |",
+        "|---|---|---|",
+    ]
     lines += overwrite_rows(found)
     return "\n".join([*lines, "", unwritten_line(found)]) + "\n"
 

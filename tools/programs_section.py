@@ -23,7 +23,9 @@ ROWS = {
 
 def added_up(paths: Iterable[Path]) -> tuple[range, Counter[str]]:
     """All seeds and all counts. The runs have to follow one another."""
-    runs = sorted((json.loads(path.read_text()) for path in paths), key=lambda r: r["seeds"]["first"])
+    runs = sorted(
+        (json.loads(path.read_text()) for path in paths), key=lambda r: r["seeds"]["first"]
+    )
     counts: Counter[str] = Counter()
     first = end = runs[0]["seeds"]["first"]
     for run in runs:
@@ -38,6 +40,9 @@ def added_up(paths: Iterable[Path]) -> tuple[range, Counter[str]]:
 
 
 def markdown(seeds: range, counts: Counter[str]) -> str:
-    lines = [f"| programs, seeds {seeds[0]:,} to {seeds[-1]:,} | {counts['programs']:,} |", "|---|---|"]
+    lines = [
+        f"| programs, seeds {seeds[0]:,} to {seeds[-1]:,} | {counts['programs']:,} |",
+        "|---|---|",
+    ]
     lines += [f"| {text} | {counts[name]:,} |" for name, text in ROWS.items()]
     return "\n".join(lines) + "\n"

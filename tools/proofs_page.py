@@ -36,9 +36,13 @@ def tables(hf: Path | None) -> dict[str, str]:
         "hazards": table.markdown(hazards.run_all()),
         "faults": faults.markdown(faults.run_all()),
     }
-    if tallies := list(ROOT.glob("build/fuzz/seeds_*.json")):  # else it stays as it is: make fuzz takes long
+    if tallies := list(
+        ROOT.glob("build/fuzz/seeds_*.json")
+    ):  # else it stays as it is: make fuzz takes long
         made["programs"] = programs_section.markdown(*programs_section.added_up(tallies))
-    if (audit := ROOT / "build/audit.json").exists():  # else it stays as it is: `make proofs` runs it
+    if (
+        audit := ROOT / "build/audit.json"
+    ).exists():  # else it stays as it is: `make proofs` runs it
         made["effects"] = effects_section.markdown(json.loads(audit.read_text(encoding="utf-8")))
     return made
 

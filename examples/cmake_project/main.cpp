@@ -8,13 +8,17 @@
 int main() {
   torch::manual_seed(0);
   torch::nn::Sequential mlp(
-      torch::nn::Linear(64, 256), torch::nn::GELU(), torch::nn::Dropout(0.1), torch::nn::Linear(256, 64));
+      torch::nn::Linear(64, 256),
+      torch::nn::GELU(),
+      torch::nn::Dropout(0.1),
+      torch::nn::Linear(256, 64));
   const auto x = torch::randn({32, 64});
 
   const auto gradients = [&](bool recompute) {
     mlp->zero_grad();
     torch::manual_seed(1);
-    const auto y = recompute ? retape::checkpoint([&] { return mlp->forward(x); }) : mlp->forward(x);
+    const auto y = recompute ? retape::checkpoint([&] { return mlp->forward(x); })
+                             : mlp->forward(x);
     y.square().mean().backward();
     std::vector<torch::Tensor> grads;
     for (const auto& parameter : mlp->parameters()) {

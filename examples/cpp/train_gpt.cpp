@@ -3,8 +3,8 @@
 //   train_gpt --steps 200 --policy full --out build/train
 //   train_gpt --steps 200 --policy full --out build/train --resume     # after any kind of end
 //
-// What is Retape's here is the scope in `forward_and_backward`. `retape train` is the same in Python: the same
-// options, the same files, the same losses (docs/train.md).
+// What is Retape's here is the scope in `forward_and_backward`. `retape train` is the same in
+// Python: the same options, the same files, the same losses (docs/train.md).
 #include "train/adamw.h"
 #include "train/limit.h"
 #include "train/model.h"
@@ -51,8 +51,13 @@ Step forward_and_backward(Gpt& model, const at::Tensor& ids, const Options& opti
 class Training {
  public:
   Training(const Options& options, const Text& text, Report& report)
-      : options_(options), text_(text), report_(report), progress_(options.quiet), saved_(options, text),
-        model_(make(options, text)), adamw_(*model_, options.lr) {
+      : options_(options),
+        text_(text),
+        report_(report),
+        progress_(options.quiet),
+        saved_(options, text),
+        model_(make(options, text)),
+        adamw_(*model_, options.lr) {
     for (const auto& parameter : adamw_.parameters) {
       report_.parameters += parameter.numel();
     }
@@ -66,7 +71,8 @@ class Training {
     } else if (options_.resume) {
       progress_.note("No saved run in " + options_.out + ": from the start.");
     } else if (saved_.exists()) {
-      throw Refused("--out: there is a saved run in " + options_.out + ". Fix: --resume, or another --out");
+      throw Refused(
+          "--out: there is a saved run in " + options_.out + ". Fix: --resume, or another --out");
     }
     saved_.remove_half_saved();
   }
@@ -105,7 +111,8 @@ class Training {
     totals.peak_bytes = meter_.peak();
     report_.losses.push_back(totals.loss);
     if (!std::isfinite(totals.loss)) {
-      throw Refused("step " + std::to_string(totals.step) + ": the loss is not finite. Fix: a smaller --lr");
+      throw Refused(
+          "step " + std::to_string(totals.step) + ": the loss is not finite. Fix: a smaller --lr");
     }
   }
 
@@ -125,10 +132,10 @@ std::string summary(const Report& report, const Options& options) {
     return "Nothing to do: the saved run is at step " + std::to_string(totals.step) + ".";
   }
   return std::to_string(report.losses.size()) + " steps of " + std::to_string(report.parameters) +
-      " parameters, policy " + options.policy + ": loss " + printed("%.3f", report.losses.front()) + " to " +
-      printed("%.3f", totals.loss) + ", " + printed("%.0f", totals.tokens_per_second()) + " tokens/s, peak " +
-      printed_bytes(static_cast<double>(totals.peak_bytes)) + ", " + printed("%.1f", 100 * totals.replay_share()) +
-      " % of the time in replay.";
+      " parameters, policy " + options.policy + ": loss " + printed("%.3f", report.losses.front()) +
+      " to " + printed("%.3f", totals.loss) + ", " + printed("%.0f", totals.tokens_per_second()) +
+      " tokens/s, peak " + printed_bytes(static_cast<double>(totals.peak_bytes)) + ", " +
+      printed("%.1f", 100 * totals.replay_share()) + " % of the time in replay.";
 }
 
 void train_as_told(const Options& options, Report& report) {
@@ -136,8 +143,8 @@ void train_as_told(const Options& options, Report& report) {
   const auto text = Text::of_file(options.text);
   if (text.size() <= options.context) {
     throw Refused(
-        "--text: expected more than " + std::to_string(options.context) + " characters (--context), got " +
-        std::to_string(text.size()));
+        "--text: expected more than " + std::to_string(options.context) +
+        " characters (--context), got " + std::to_string(text.size()));
   }
   const FolderLock lock(options.out);
   Report::prepare(options);
@@ -162,10 +169,12 @@ int run(const Options& options) {
     code = kBudget;
     report.error = "out of memory at step " + std::to_string(report.totals.step + 1);
     if (options.memory_limit) {
-      report.error += ": --memory-limit is " + printed_bytes(static_cast<double>(*options.memory_limit));
+      report.error += ": --memory-limit is " +
+          printed_bytes(static_cast<double>(*options.memory_limit));
     }
     std::cerr << "[train_gpt] " << report.error << ", policy " << options.policy << ". "
-              << (options.policy == "full" ? "Fix: a smaller --batch or --context." : "Fix: try --policy full.")
+              << (options.policy == "full" ? "Fix: a smaller --batch or --context."
+                                           : "Fix: try --policy full.")
               << std::endl;
   }
   report.write(options, code);

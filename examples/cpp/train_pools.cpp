@@ -1,5 +1,6 @@
-// Parameter decomposition, trained by ten ranks of three pools, on this machine: four for the CI function, two for each of
-// two blocks, two for adversarial sources. Then the same in one process, to see that it is the same.
+// Parameter decomposition, trained by ten ranks of three pools, on this machine: four for the CI
+// function, two for each of two blocks, two for adversarial sources. Then the same in one process,
+// to see that it is the same.
 //
 //   train_pools [STEPS]
 #include <retape/dist/world.h>
@@ -37,7 +38,8 @@ double apart(const retape::dist::Outcome& found, const retape::dist::Outcome& ex
 int main(int argc, char** argv) {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 5;
   if (argc > 2 || steps < 1) {
-    std::fprintf(stderr, "[train_pools] expected a number of steps, at least 1. Fix: train_pools 5\n");
+    std::fprintf(
+        stderr, "[train_pools] expected a number of steps, at least 1. Fix: train_pools 5\n");
     return 2;
   }
   at::set_num_threads(1);  // ranks are forked, which a process with threads cannot do
@@ -49,14 +51,18 @@ int main(int argc, char** argv) {
     config.on_step = [&](int step, const auto& losses) { tell(world.rank(), step, losses); };
     const auto found = three_pool::distributed(run, world, config);
     double largest = 0;
-    for (const auto& there : world.all().gather("apart", at::full({1}, apart(found, expected), at::kDouble))) {
+    for (const auto& there :
+         world.all().gather("apart", at::full({1}, apart(found, expected), at::kDouble))) {
       largest = std::max(largest, there.item<double>());
     }
     if (!(largest < 1e-13)) {
       throw std::runtime_error("ranks differ from one process");
     }
     if (world.rank() == 0) {
-      std::printf("after %d steps no parameter of any rank is further than %.1g from one process\n", steps, largest);
+      std::printf(
+          "after %d steps no parameter of any rank is further than %.1g from one process\n",
+          steps,
+          largest);
     }
   });
   for (const auto& end : ends) {

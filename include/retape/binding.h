@@ -12,9 +12,9 @@
 
 namespace retape {
 
-// True for a tensor that its language sees as more than its bytes: an object of a subclass, or one with
-// attributes. Such a tensor is never dropped, so that autograd hands out the object itself. Called
-// while forward runs, for each tensor that autograd saves and that could be dropped.
+// True for a tensor that its language sees as more than its bytes: an object of a subclass, or one
+// with attributes. Such a tensor is never dropped, so that autograd hands out the object itself.
+// Called while forward runs, for each tensor that autograd saves and that could be dropped.
 using IdentityCheck = bool (*)(const at::Tensor& tensor);
 RETAPE_API void set_identity_check(IdentityCheck check);
 
@@ -22,17 +22,18 @@ RETAPE_API void set_identity_check(IdentityCheck check);
 using FirstScopeHook = void (*)();
 RETAPE_API void set_first_scope_hook(FirstScopeHook hook);
 
-// True where the language has hooks of its own around a scope that Retape must leave alone (Python's
-// allow_mutation_on_saved_tensors): the scope then keeps everything. Asked when a scope opens inside
-// saved-tensor hooks.
+// True where the language has hooks of its own around a scope that Retape must leave alone
+// (Python's allow_mutation_on_saved_tensors): the scope then keeps everything. Asked when a scope
+// opens inside saved-tensor hooks.
 using StandAsideCheck = bool (*)();
 RETAPE_API void set_stand_aside_check(StandAsideCheck check);
 
-// True for hooks that a scope has put on a saved tensor. A language that lets its users put hooks on saved
-// tensors takes these off first: with what they unpack in place of them.
+// True for hooks that a scope has put on a saved tensor. A language that lets its users put hooks
+// on saved tensors takes these off first: with what they unpack in place of them.
 RETAPE_API bool are_hooks_of_a_scope(const torch::autograd::SavedVariableHooks& hooks);
 
-// The keys by which the core sees ops: a language with a dispatcher of its own lets them fall through.
+// The keys by which the core sees ops: a language with a dispatcher of its own lets them fall
+// through.
 RETAPE_API std::vector<c10::DispatchKey> intercepted_keys();
 
 // What the core takes a call of an op for, as the tests that run every op check it.
@@ -42,7 +43,7 @@ struct CallEffects {
   bool recipe = false;             // may be replayed
   bool uninitialized = false;      // returns memory that nobody has written
 };
-RETAPE_API CallEffects effects_of_call(
-    const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments);
+RETAPE_API CallEffects
+effects_of_call(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments);
 
 }  // namespace retape

@@ -4,9 +4,9 @@
 //
 // On every n-th step a digest is taken of every value that forward records, and whatever replay
 // makes of it is compared. A difference raises ReplayMismatch in backward, before a gradient is
-// made from it: the op, both values, the region. A step is what runs up to a backward; one that runs inside
-// another (use_reentrant=True) is a step of its own.
-// Cost: nothing when off; on a checked step, one more read of every recorded and replayed byte.
+// made from it: the op, both values, the region. A step is what runs up to a backward; one that
+// runs inside another (use_reentrant=True) is a step of its own. Cost: nothing when off; on a
+// checked step, one more read of every recorded and replayed byte.
 //
 // An Observer looks closer and collects what it finds instead of raising: for verify.h.
 #pragma once
@@ -33,8 +33,8 @@ RETAPE_API CheckStats check_stats();
 
 // Something that replay did not do as forward did.
 struct Finding {
-  std::string kind;    // one of a few words, listed in docs/proofs.md: "values", "generator state"...
-  std::string op;      // "aten::mul.Tensor"; empty: not in an op
+  std::string kind;  // one of a few words, listed in docs/proofs.md: "values", "generator state"...
+  std::string op;    // "aten::mul.Tensor"; empty: not in an op
   std::string region;  // name of its scope
   std::string source;  // "model.py:31 in forward", where the language can tell
   std::string what;    // expected ... got ...
@@ -44,8 +44,8 @@ struct Finding {
 struct SeenRegion {
   std::string name;
   uint64_t ops_recorded = 0;
-  uint64_t ops_replayed = 0;  // by replay
-  uint64_t reruns = 0;        // times the function was called again
+  uint64_t ops_replayed = 0;     // by replay
+  uint64_t reruns = 0;           // times the function was called again
   std::vector<KeptOp> kept_ops;  // that it would drop if they were replayable
 };
 

@@ -6,8 +6,8 @@
 // generators and running statistics are not touched a second time. Any callable, any arguments, any
 // result. With gradients disabled, or under Eager, it is a plain call.
 //
-// Method::Rerun calls the function again in backward, for code whose kernels the dispatcher does not
-// see (a library that writes through raw pointers):
+// Method::Rerun calls the function again in backward, for code whose kernels the dispatcher does
+// not see (a library that writes through raw pointers):
 //
 //   retape::CheckpointOptions options;
 //   options.method = retape::Method::Rerun;
@@ -17,7 +17,8 @@
 // writes are put back; what it saves is compared with what forward saved, and a difference raises
 // ReplayMismatch. Function and arguments are copied, as std::thread does: std::ref for a reference.
 //
-// options.rows = Rows(8) runs backward in slices of rows: less memory, and NOT bit for bit (rows.h).
+// options.rows = Rows(8) runs backward in slices of rows: less memory, and NOT bit for bit
+// (rows.h).
 #pragma once
 
 #include <retape/eager.h>
@@ -44,7 +45,8 @@ struct CheckpointOptions {
 
   // Replay
   Policy policy = Policy::full().anchors(false);
-  std::optional<Rows> rows;  // backward in slices: gradients equal to rounding, not to the bit (rows.h)
+  std::optional<Rows>
+      rows;  // backward in slices: gradients equal to rounding, not to the bit (rows.h)
 
   // Rerun
   bool use_reentrant = false;      // a backward inside backward: no graph at all after forward
@@ -95,7 +97,8 @@ inline RerunOptions rerun_options(const CheckpointOptions& options) {
 template <typename Result, typename Call>
 Result rerun(const CheckpointOptions& options, std::shared_ptr<Call> call) {
   const auto inputs = call->give_up_tensors();
-  RerunScope scope(rerun_options(options), inputs, [call](const Tensors& again) { call->run(again); });
+  RerunScope scope(
+      rerun_options(options), inputs, [call](const Tensors& again) { call->run(again); });
   return call->run(inputs);
 }
 
@@ -103,12 +106,15 @@ template <typename Result, typename Call>
 Result rerun_reentrant(const CheckpointOptions& options, std::shared_ptr<Call> call) {
   if constexpr (std::is_void_v<Result> || std::is_reference_v<Result>) {
     throw UsageError(
-        "[checkpoint] use_reentrant needs a function that returns a value. Fix: return the tensors.");
+        "[checkpoint] use_reentrant needs a function that returns a value. Fix: return the "
+        "tensors.");
   } else {
     std::optional<Result> result;
     const auto first = std::make_shared<bool>(true);
-    auto outputs =
-        reentrant(rerun_options(options), call->give_up_tensors(), [&result, call, first](const Tensors& inputs) {
+    auto outputs = reentrant(
+        rerun_options(options),
+        call->give_up_tensors(),
+        [&result, call, first](const Tensors& inputs) {
           Result found = call->run(inputs);
           Tensors tensors;
           each_tensor_of(found, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
@@ -127,7 +133,8 @@ Result rerun_reentrant(const CheckpointOptions& options, std::shared_ptr<Call> c
 template <typename Result, typename Function, typename... Args>
 Result in_rows(const CheckpointOptions& options, Function&& function, Args&&... args) {
   if constexpr (std::is_void_v<Result> || std::is_reference_v<Result>) {
-    throw UsageError("[checkpoint] rows needs a function that returns a value. Fix: return the tensors.");
+    throw UsageError(
+        "[checkpoint] rows needs a function that returns a value. Fix: return the tensors.");
   } else {
     Tensors inputs, outputs;
     (each_tensor_read(args, [&](const at::Tensor& tensor) { inputs.push_back(tensor); }), ...);
@@ -149,18 +156,18 @@ Result in_rows(const CheckpointOptions& options, Function&& function, Args&&... 
 
 template <typename Function, typename... Args>
 std::invoke_result_t<Function, Args...> checkpoint(
-    const CheckpointOptions& options,
-    Function&& function,
-    Args&&... args) {
+    const CheckpointOptions& options, Function&& function, Args&&... args) {
   using Result = std::invoke_result_t<Function, Args...>;
   if (!c10::GradMode::is_enabled() || is_eager()) {
     return std::invoke(std::forward<Function>(function), std::forward<Args>(args)...);
   }
   if (options.rows) {
     if (options.method == Method::Rerun) {
-      throw UsageError("[checkpoint] rows are a way of replay; Method::Rerun has none. Fix: Method::Replay.");
+      throw UsageError(
+          "[checkpoint] rows are a way of replay; Method::Rerun has none. Fix: Method::Replay.");
     }
-    return detail::in_rows<Result>(options, std::forward<Function>(function), std::forward<Args>(args)...);
+    return detail::in_rows<Result>(
+        options, std::forward<Function>(function), std::forward<Args>(args)...);
   }
   if (options.method == Method::Rerun) {
     if constexpr (detail::can_rerun<Function, Args...>) {
@@ -171,7 +178,8 @@ std::invoke_result_t<Function, Args...> checkpoint(
                                    : detail::rerun<Result>(options, std::move(call));
     } else {
       throw UsageError(
-          "[checkpoint] Method::Rerun calls the function again later: expected arguments that can be "
+          "[checkpoint] Method::Rerun calls the function again later: expected arguments that can "
+          "be "
           "copied and passed by value. Fix: std::ref for references, or Method::Replay.");
     }
   }

@@ -7,11 +7,11 @@
 //   std::cout << meter.peak() << " bytes, had it been computed\n";
 //
 // Ops on CPU tensors of floats whose result's shape follows from their arguments' shapes are not
-// computed: what they return is garbage, or zeros if it is integers. The others run as ever, on that
-// garbage where they read it; what is made of integers alone (indices, masks) is right. Counted are
-// the tensors that ops return; scratch that a kernel takes inside is not. Code that looks at values
-// may go astray.
-// Threads: on the thread that made it, and in the backward passes that it starts.
+// computed: what they return is garbage, or zeros if it is integers. The others run as ever, on
+// that garbage where they read it; what is made of integers alone (indices, masks) is right.
+// Counted are the tensors that ops return; scratch that a kernel takes inside is not. Code that
+// looks at values may go astray. Threads: on the thread that made it, and in the backward passes
+// that it starts.
 #pragma once
 
 #include <retape/api.h>

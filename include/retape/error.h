@@ -37,8 +37,9 @@ class RETAPE_API ReplayMismatch : public Error {
 
 namespace detail {
 
-// For language bindings. Errors in backward are thrown inside autograd's engine, which knows nothing
-// of these classes; a translator may throw, in their place, what its language's engine passes on.
+// For language bindings. Errors in backward are thrown inside autograd's engine, which knows
+// nothing of these classes; a translator may throw, in their place, what its language's engine
+// passes on.
 using ErrorTranslator = void (*)(const Error&);
 RETAPE_API void set_error_translator(ErrorTranslator translator);
 

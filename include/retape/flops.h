@@ -4,9 +4,9 @@
 //   model->forward(batch).square().mean().backward();
 //   std::cout << counter.flops() / 1e9 << " GFLOP\n";
 //
-// Counted are matrix products (mm, addmm, bmm, baddbmm), convolutions and fused attention, on the CPU,
-// replayed ones too; two for each multiplication with its addition.
-// Threads: on the thread that made it, and in the backward passes that it starts.
+// Counted are matrix products (mm, addmm, bmm, baddbmm), convolutions and fused attention, on the
+// CPU, replayed ones too; two for each multiplication with its addition. Threads: on the thread
+// that made it, and in the backward passes that it starts.
 #pragma once
 
 #include <retape/api.h>

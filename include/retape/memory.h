@@ -29,13 +29,13 @@ enum class Phase : uint8_t { Forward, Backward, Replay };
 
 // One allocation or free, in the order they happened.
 struct MemoryEvent {
-  int64_t bytes;         // negative when freed
-  int64_t current;       // live bytes of the meter after it
-  uint64_t id;           // an allocation and its free carry the same id
-  Phase phase;           // what the thread was doing
-  std::string op;        // "aten::addmm": the op that asked; empty where no op was running
-  std::string region;    // name of the scope it was recorded in or is replayed for; empty elsewhere
-  std::string shape;     // "float32 [8, 512]": of the tensor that it is for, if an op returned one
+  int64_t bytes;       // negative when freed
+  int64_t current;     // live bytes of the meter after it
+  uint64_t id;         // an allocation and its free carry the same id
+  Phase phase;         // what the thread was doing
+  std::string op;      // "aten::addmm": the op that asked; empty where no op was running
+  std::string region;  // name of the scope it was recorded in or is replayed for; empty elsewhere
+  std::string shape;   // "float32 [8, 512]": of the tensor that it is for, if an op returned one
 };
 
 struct MeterOptions {

@@ -1,5 +1,5 @@
-// MemoryRegion: a name for what is allocated while it lives, in timelines of a MemoryMeter. Gradients of
-// ops that ran in it have the name too, and so has what backward runs again of it.
+// MemoryRegion: a name for what is allocated while it lives, in timelines of a MemoryMeter.
+// Gradients of ops that ran in it have the name too, and so has what backward runs again of it.
 //
 //   retape::MemoryRegion region("layers.3");
 //   x = layer->forward(x);

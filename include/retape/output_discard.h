@@ -13,9 +13,9 @@
 // was saved of h, too. This class is for code that already has the calls in it.
 //
 // Stays where it is, without an error: an output that shares its storage with an argument
-// (`x.to(kFloat)` of a float x), that cannot be replayed, that its consumer has changed in place, and
-// everything when gradients are disabled. Refused with a UsageError, nothing freed: an output whose
-// storage somebody outside the graph holds too (a cache that the function filled, numpy).
+// (`x.to(kFloat)` of a float x), that cannot be replayed, that its consumer has changed in place,
+// and everything when gradients are disabled. Refused with a UsageError, nothing freed: an output
+// whose storage somebody outside the graph holds too (a cache that the function filled, numpy).
 //
 // Ownership: the graph and the storage own what is needed to bring it back; when they die, with or
 // without discard and backward, so does that. One object may serve any number of calls.
@@ -82,7 +82,8 @@ class RETAPE_API OutputDiscardCheckpoint {
     using Result = std::decay_t<std::invoke_result_t<Function, Args...>>;
     static_assert(
         std::is_class_v<Result>,
-        "expected a function that returns a tensor, or a tuple, pair, vector, optional or struct of tensors");
+        "expected a function that returns a tensor, or a tuple, pair, vector, optional or struct "
+        "of tensors");
     detail::OutputDiscardCall call(*this);
     (detail::each_tensor_read(args, [&](const at::Tensor& t) { call.given(t); }), ...);
     Result result = std::invoke(std::forward<Function>(function), std::forward<Args>(args)...);

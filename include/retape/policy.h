@@ -36,9 +36,9 @@ struct ValueInfo {
   const std::string& region;    // name of the innermost scope
   c10::IntArrayRef sizes;       // of the tensor the op returned
   c10::ScalarType dtype;
-  size_t bytes;                 // of its storage
-  size_t output;                // which of the op's outputs
-  bool cheap;                   // replaying costs memory traffic only: pointwise, norm, cast...
+  size_t bytes;   // of its storage
+  size_t output;  // which of the op's outputs
+  bool cheap;     // replaying costs memory traffic only: pointwise, norm, cast...
 };
 
 using PolicyFunction = std::function<Decision(const ValueInfo&)>;
@@ -46,7 +46,8 @@ using PolicyFunction = std::function<Decision(const ValueInfo&)>;
 // What a selective policy is told about an op that has just run.
 struct OpCall {
   const c10::OperatorHandle& op;
-  c10::ArrayRef<c10::IValue> args;  // all that its schema lists; after the op, so in-place writes show
+  c10::ArrayRef<c10::IValue>
+      args;  // all that its schema lists; after the op, so in-place writes show
   c10::ArrayRef<c10::IValue> outputs;  // tensors without graph, unless they are arguments
   const std::string& region;           // name of the innermost scope
 };
@@ -72,17 +73,18 @@ class RETAPE_API Policy {
   // `decide` is called once for each new value; it runs inside forward, so keep it quick.
   static Policy function(PolicyFunction decide);
 
-  // The rule of torch's selective checkpointing: `decide` is called once for each op that runs in the
-  // scope, views included, and decides on all of its results. Ops that `decide` itself calls run
-  // below autograd and are not recorded.
+  // The rule of torch's selective checkpointing: `decide` is called once for each op that runs in
+  // the scope, views included, and decides on all of its results. Ops that `decide` itself calls
+  // run below autograd and are not recorded.
   static Policy selective(OpPolicyFunction decide);
 
   // "none", "full" or "cheap"; anything else is a UsageError that lists them.
   static Policy named(const std::string& name);
 
   // Refinements; each returns a changed copy. Names are dispatcher names ("aten::mm", or
-  // "aten::add.Tensor" for one overload, "aten::mm.default" for the one without a name). A name that matches no op is a UsageError, and so is a
-  // composite op, which never reaches the tape by that name.
+  // "aten::add.Tensor" for one overload, "aten::mm.default" for the one without a name). A name
+  // that matches no op is a UsageError, and so is a composite op, which never reaches the tape by
+  // that name.
   Policy keep_ops(const std::vector<std::string>& names) const;
   Policy drop_ops(const std::vector<std::string>& names) const;
   Policy anchors(bool on) const;

@@ -41,8 +41,8 @@ class RETAPE_API Recompute {
   Recompute& operator=(const Recompute&) = delete;
 
   // Ends the scope early. UsageError if a scope inside it is still open: then both are closed. The
-  // same if it is closed already, or on another thread than the one that opened it: then it stays as
-  // it was.
+  // same if it is closed already, or on another thread than the one that opened it: then it stays
+  // as it was.
   void close();
 
   // Valid during and after the scope; ops_replayed and replay_ns go on counting in backward.
@@ -55,8 +55,9 @@ class RETAPE_API Recompute {
   std::shared_ptr<detail::Region> region_;
 };
 
-// Call it inside a scope before something that the dispatcher does not see (a kernel of your own, numpy)
-// writes to `tensor`: recipes that read it keep what it holds now, and what it holds then is kept.
+// Call it inside a scope before something that the dispatcher does not see (a kernel of your own,
+// numpy) writes to `tensor`: recipes that read it keep what it holds now, and what it holds then is
+// kept.
 RETAPE_API void will_write(const at::Tensor& tensor);
 
 // True on a thread that has a scope open.

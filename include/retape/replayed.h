@@ -1,5 +1,5 @@
-// How many ops Retape has replayed: in this process, on all threads, by every front end. For one scope
-// alone there is Recompute::stats.
+// How many ops Retape has replayed: in this process, on all threads, by every front end. For one
+// scope alone there is Recompute::stats.
 //
 //   const auto before = retape::ops_replayed();
 //   loss.backward();

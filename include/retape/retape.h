@@ -3,8 +3,8 @@
 
 #include <retape/check.h>
 #include <retape/checkpoint.h>
-#include <retape/eager.h>
 #include <retape/dry_run.h>
+#include <retape/eager.h>
 #include <retape/error.h>
 #include <retape/flops.h>
 #include <retape/layers.h>

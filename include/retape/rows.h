@@ -1,23 +1,24 @@
-// Rows: backward in slices of rows (tokens), so that only one slice of a block's inside is ever there.
+// Rows: backward in slices of rows (tokens), so that only one slice of a block's inside is ever
+// there.
 //
 //   retape::CheckpointOptions options;
 //   options.rows = retape::Rows(8);   // eight slices
 //   auto y = retape::checkpoint(options, [&](at::Tensor x) { return w2(silu(w1(x)) * w3(x)); }, x);
 //
 // NOT BIT FOR BIT. Everything else in Retape gives the bits of plain autograd; this does not. A sum
-// over rows (the gradient of a weight) is added up slice by slice, in float32 (float64 for float64),
-// and a matrix product of fewer rows may round otherwise. Gradients are equal to rounding: verify
-// needs a tolerance. Off unless asked for.
+// over rows (the gradient of a weight) is added up slice by slice, in float32 (float64 for
+// float64), and a matrix product of fewer rows may round otherwise. Gradients are equal to
+// rounding: verify needs a tolerance. Off unless asked for.
 //
 // The function runs once. Of its call nothing is held but what it was given: arguments, and tensors
-// that it captured. Backward takes the rows of the arguments slice by slice, replays the recorded ops
-// on them, and adds the gradients of weights straight into one buffer each.
+// that it captured. Backward takes the rows of the arguments slice by slice, replays the recorded
+// ops on them, and adds the gradients of weights straight into one buffer each.
 //
-// Rows are the leading dimensions, all but the last, of the first floating-point argument. The ops must
-// treat rows apart: products with weights, elementwise ops, norms, softmax and reductions over trailing
-// dimensions, views that keep rows whole. If one does not (attention, batch norm, dropout), the call is
-// replayed whole, as without Rows, bit for bit; stats() tells how often and why, and a warning says so
-// once. `strict`: a UsageError in its place.
+// Rows are the leading dimensions, all but the last, of the first floating-point argument. The ops
+// must treat rows apart: products with weights, elementwise ops, norms, softmax and reductions over
+// trailing dimensions, views that keep rows whole. If one does not (attention, batch norm,
+// dropout), the call is replayed whole, as without Rows, bit for bit; stats() tells how often and
+// why, and a warning says so once. `strict`: a UsageError in its place.
 //
 // There is no graph of such a backward: create_graph raises.
 // Copies share their counts. Threads: any.
@@ -50,8 +51,8 @@ using Tensors = std::vector<at::Tensor>;
 
 class RETAPE_API Rows {
  public:
-  // `slices`: at least 1. There are fewer if there are fewer rows, and more where a captured tensor is the
-  // same for some rows only (a scale for each sequence): then no slice goes beyond those.
+  // `slices`: at least 1. There are fewer if there are fewer rows, and more where a captured tensor
+  // is the same for some rows only (a scale for each sequence): then no slice goes beyond those.
   explicit Rows(int64_t slices, bool strict = false);
 
   int64_t slices() const { return slices_; }

@@ -13,13 +13,14 @@ struct Stats {
   uint64_t values_kept = 0;     // of those, held in memory (parameters and inputs among them)
   uint64_t values_dropped = 0;  // of those, forgotten
   uint64_t bytes_kept = 0;
-  uint64_t bytes_given = 0;     // the part of bytes_kept that the scope did not make itself
+  uint64_t bytes_given = 0;  // the part of bytes_kept that the scope did not make itself
   uint64_t bytes_dropped = 0;
-  uint64_t anchors = 0;         // values kept only to cut replay chains
+  uint64_t anchors = 0;  // values kept only to cut replay chains
   uint64_t bytes_anchored = 0;
-  uint64_t window_bytes = 0;    // the most that was held at once until it was decided what to keep of it
+  uint64_t window_bytes =
+      0;  // the most that was held at once until it was decided what to keep of it
   uint64_t ops_replayed = 0;
-  uint64_t replay_ns = 0;       // time that backward spent in replay; of timed scopes only
+  uint64_t replay_ns = 0;  // time that backward spent in replay; of timed scopes only
 };
 
 // A custom op whose results autograd has saved. They are kept: nobody has called it replayable

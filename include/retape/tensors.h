@@ -1,9 +1,10 @@
 // each_tensor: visits the tensors inside a value: a tensor, an optional, a container, a pair or
-// tuple, a plain struct of these, nested to any depth. A class, or a struct with references, it leaves
-// alone. A struct with a base, a C array or more than 12 fields does not compile, and a class may
-// hide tensors: both can say what is inside with a function beside them:
+// tuple, a plain struct of these, nested to any depth. A class, or a struct with references, it
+// leaves alone. A struct with a base, a C array or more than 12 fields does not compile, and a
+// class may hide tensors: both can say what is inside with a function beside them:
 //
-//   template <typename Visit> void visit_tensors(MyCache& cache, Visit&& visit) { visit(cache.k); ... }
+//   template <typename Visit> void visit_tensors(MyCache& cache, Visit&& visit) { visit(cache.k);
+//   ... }
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +31,8 @@ struct Anything {
 template <typename T, typename = void, typename... Fields>
 struct FieldsFit : std::false_type {};
 template <typename T, typename... Fields>
-struct FieldsFit<T, std::void_t<decltype(T{std::declval<Fields>()...})>, Fields...> : std::true_type {};
+struct FieldsFit<T, std::void_t<decltype(T{std::declval<Fields>()...})>, Fields...>
+    : std::true_type {};
 
 // How many fields a plain struct has: the most it can be brace-initialised with.
 template <typename T, typename... Fields>
@@ -89,7 +91,10 @@ void each_field(T& value, Visit&& visit) {
 template <typename T, typename Visit, typename = void>
 struct SaysItself : std::false_type {};
 template <typename T, typename Visit>
-struct SaysItself<T, Visit, std::void_t<decltype(visit_tensors(std::declval<T&>(), std::declval<Visit&>()))>>
+struct SaysItself<
+    T,
+    Visit,
+    std::void_t<decltype(visit_tensors(std::declval<T&>(), std::declval<Visit&>()))>>
     : std::true_type {};
 
 template <typename T>
@@ -98,7 +103,8 @@ struct Inside {  // how to look into a T
   static void visit(T& value, Visit&& visit) {
     if constexpr (SaysItself<T, Visit>::value) {
       visit_tensors(value, visit);
-    } else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T> &&
+    } else if constexpr (
+        std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T> &&
         std::is_copy_assignable_v<T>) {
       each_field(value, visit);
     }

@@ -23,7 +23,8 @@ namespace retape::testing {
 template <typename... Args>
 ::testing::AssertionResult same_gradients(Args&&... args) {
   const auto verdict = verify(std::forward<Args>(args)...);
-  return (verdict ? ::testing::AssertionSuccess() : ::testing::AssertionFailure()) << verdict.explain();
+  return (verdict ? ::testing::AssertionSuccess() : ::testing::AssertionFailure())
+      << verdict.explain();
 }
 
 }  // namespace retape::testing

@@ -5,7 +5,10 @@ namespace moe {
 ExpertsImpl::ExpertsImpl(const Config& config) : experts_per_token_(config.experts_per_token) {
   TORCH_CHECK(
       0 < config.experts_per_token && config.experts_per_token <= config.experts,
-      "[moe::Experts] expected from 1 to ", config.experts, " experts per token, got ", config.experts_per_token,
+      "[moe::Experts] expected from 1 to ",
+      config.experts,
+      " experts per token, got ",
+      config.experts_per_token,
       ". Fix: more experts, or fewer of them per token.");
   router_ = register_module("router", transformer::unbiased(config.width, config.experts));
   torch::nn::ModuleList experts;

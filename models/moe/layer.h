@@ -22,8 +22,8 @@ class ExpertsImpl : public torch::nn::Module {
  public:
   explicit ExpertsImpl(const Config& config);
 
-  Routes route(const Tensor& rows);                       // in float32
-  Tensor run(const Tensor& rows, const Routes& routes);   // [rows, width]
+  Routes route(const Tensor& rows);                      // in float32
+  Tensor run(const Tensor& rows, const Routes& routes);  // [rows, width]
 
  private:
   int64_t experts_per_token_;

@@ -21,9 +21,8 @@ Output ModelImpl::forward(const Tensor& ids) {
   std::vector<models::Layer> stack;
   for (const auto& layer : layers_) {
     // `self` keeps the list.
-    stack.push_back([this, self = shared_from_this(), layer = layer.ptr(), unseen](const Tensor& x) {
-      return layer->forward(x, unseen, balance_);
-    });
+    stack.push_back([this, self = shared_from_this(), layer = layer.ptr(), unseen](
+                        const Tensor& x) { return layer->forward(x, unseen, balance_); });
   }
   const auto x = models::run_stack(config_.stacking, stack, ends_->embed(transformer::read(ids)));
   const auto balance = torch::stack(std::exchange(balance_, {})).sum();

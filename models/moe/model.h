@@ -5,12 +5,12 @@
 //   moe::Model model(config);
 //   model->forward(transformer::closed_form_ids(config)).loss.backward();
 //
-// A layer's balance loss does not travel with the stream: the layer puts it on a list of the model's,
-// from within, and forward adds the list up. Nothing about the list is an argument or a result that a
-// method could see. So a layer that is called again in backward puts another one there, for nobody;
-// and one that is first called without a graph, as reentrant checkpoints do, puts one there that has
-// no gradient. Each forward begins with an empty list: what a second call left does not reach the
-// next step.
+// A layer's balance loss does not travel with the stream: the layer puts it on a list of the
+// model's, from within, and forward adds the list up. Nothing about the list is an argument or a
+// result that a method could see. So a layer that is called again in backward puts another one
+// there, for nobody; and one that is first called without a graph, as reentrant checkpoints do,
+// puts one there that has no gradient. Each forward begins with an empty list: what a second call
+// left does not reach the next step.
 #pragma once
 
 #include <moe/layer.h>
@@ -20,7 +20,7 @@
 namespace moe {
 
 struct Output {
-  Tensor loss;     // of the two below, the second weighed as the config says
+  Tensor loss;  // of the two below, the second weighed as the config says
   Tensor ce;
   Tensor balance;  // summed over layers
   Tensor logits;   // [batch, tokens, vocabulary]

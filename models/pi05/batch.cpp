@@ -16,8 +16,13 @@ Tensor wave(int64_t numel, double amplitude, double step, double phase) {
 Batch closed_form_batch(const Config& config, double phase) {
   TORCH_CHECK(
       config.vocabulary > kIndicator && config.action_vocabulary > 6,
-      "[closed_form_batch] expected vocabularies of at least ", kIndicator + 1, " words and 7 actions, got ",
-      config.vocabulary, " and ", config.action_vocabulary, ". Fix: larger ones, or fill a Batch of your own.");
+      "[closed_form_batch] expected vocabularies of at least ",
+      kIndicator + 1,
+      " words and 7 actions, got ",
+      config.vocabulary,
+      " and ",
+      config.action_vocabulary,
+      ". Fix: larger ones, or fill a Batch of your own.");
   const auto filled = [](at::IntArrayRef sizes, double phase) {
     return wave(c10::multiply_integers(sizes), 1, 0.37, phase).view(sizes).to(torch::kFloat32);
   };
@@ -26,7 +31,9 @@ Batch closed_form_batch(const Config& config, double phase) {
     return few.index_select(0, torch::arange(many).remainder(few.size(0)));
   };
   const auto odd = [](const Tensor& rows) { return rows.slice(0, 1, rows.size(0), 2); };
-  const auto there = [&](int64_t tokens) { return torch::ones({config.batch, tokens}, torch::kBool); };
+  const auto there = [&](int64_t tokens) {
+    return torch::ones({config.batch, tokens}, torch::kBool);
+  };
 
   Batch batch;
   batch.images = filled({config.batch, config.image_tokens, config.prefix_width}, phase);
@@ -43,8 +50,8 @@ Batch closed_form_batch(const Config& config, double phase) {
   batch.actions = filled({config.batch, config.chunk, config.action_size}, phase + 1);
   batch.actions_there = there(config.chunk);
   odd(batch.actions_there).slice(1, -2).fill_(false);
-  batch.action_sizes =
-      again(torch::tensor({config.action_size, config.action_size - 1}, torch::kInt64), config.batch);
+  batch.action_sizes = again(
+      torch::tensor({config.action_size, config.action_size - 1}, torch::kInt64), config.batch);
   batch.noise = filled({config.batch, config.chunk, config.action_size}, phase + 2);
   batch.time = again(torch::tensor({0.3, 0.8}, torch::kFloat32), config.batch);
   return batch;

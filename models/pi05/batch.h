@@ -6,8 +6,8 @@
 namespace pi05 {
 
 struct Batch {
-  Tensor images;         // [batch, image tokens, prefix width]: already embedded
-  Tensor images_there;   // bool; false is padding, here and below
+  Tensor images;        // [batch, image tokens, prefix width]: already embedded
+  Tensor images_there;  // bool; false is padding, here and below
   Tensor language, language_there;
   Tensor indicator;
   Tensor action_tokens, action_tokens_there;

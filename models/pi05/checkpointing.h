@@ -35,10 +35,10 @@ enum class CacheUse { Write, Read };
 struct LayerCall {
   int64_t layer;
   Streams streams;
-  Streams conditions;   // of adaptive norms, per token; undefined for the prefix
-  Tensor mask;          // bool [batch, queries, keys]
-  Tensor positions;     // [batch, queries]
-  Cache* cache;         // the caller's; outlives backward, if the call is to be made again there
+  Streams conditions;  // of adaptive norms, per token; undefined for the prefix
+  Tensor mask;         // bool [batch, queries, keys]
+  Tensor positions;    // [batch, queries]
+  Cache* cache;        // the caller's; outlives backward, if the call is to be made again there
   CacheUse use;
   int64_t cross_tokens;  // how many tokens of the prefix the suffix may see: those are written
 };
@@ -53,7 +53,8 @@ using Checkpointing = std::function<Streams(const LayerFunction&, const LayerCal
 inline Checkpointing replayed(retape::Policy policy = retape::CheckpointOptions().policy) {
   return [policy](const LayerFunction& run, const LayerCall& call) {
     retape::CheckpointOptions options;
-    options.name = (call.use == CacheUse::Write ? "prefix." : "suffix.") + std::to_string(call.layer);
+    options.name = (call.use == CacheUse::Write ? "prefix." : "suffix.") +
+        std::to_string(call.layer);
     options.policy = policy;
     return retape::checkpoint(options, run, call);
   };

@@ -69,15 +69,18 @@ Tensor gated_residual(const Tensor& x, const Tensor& y, const Tensor& gate) {
 
 Tensor rotary(const Tensor& x, const Tensor& positions, double theta) {
   const auto half = x.size(-1) / 2;
-  const auto exponents = (2.0 / static_cast<double>(x.size(-1))) * torch::arange(half, torch::kFloat32);
-  const auto angle = (positions.unsqueeze(-1).to(torch::kFloat32) / torch::pow(theta, exponents)).unsqueeze(-2);
+  const auto exponents = (2.0 / static_cast<double>(x.size(-1))) *
+      torch::arange(half, torch::kFloat32);
+  const auto angle =
+      (positions.unsqueeze(-1).to(torch::kFloat32) / torch::pow(theta, exponents)).unsqueeze(-2);
   const auto sin = angle.sin(), cos = angle.cos();
   const auto wide = x.to(torch::kFloat32);
   const auto a = wide.slice(-1, 0, half), b = wide.slice(-1, half);
   return torch::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type());
 }
 
-Tensor attend(const Config& config, const Tensor& mask, const Tensor& q, const Tensor& k, const Tensor& v) {
+Tensor attend(
+    const Config& config, const Tensor& mask, const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto queries = q.transpose(1, 2);
   const auto keys = repeat_heads(config, k).transpose(1, 2);
   const auto values = repeat_heads(config, v).transpose(1, 2);
@@ -85,7 +88,8 @@ Tensor attend(const Config& config, const Tensor& mask, const Tensor& q, const T
   Tensor out;
   if (config.attention == Attention::Eager) {
     const auto scale = 1 / std::sqrt(static_cast<double>(config.head_size));
-    const auto scores = queries.to(torch::kFloat32).matmul(keys.to(torch::kFloat32).transpose(2, 3)) * scale;
+    const auto scores =
+        queries.to(torch::kFloat32).matmul(keys.to(torch::kFloat32).transpose(2, 3)) * scale;
     out = torch::where(allowed, scores, kMasked).softmax(-1).to(v.scalar_type()).matmul(values);
   } else {
     out = torch::scaled_dot_product_attention(queries, keys, values, allowed);

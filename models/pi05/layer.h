@@ -7,8 +7,8 @@
 
 namespace pi05 {
 
-// RMS norm, computed in float32. Adaptive with a condition: scale and shift come from it, and a gate
-// for the residual that follows.
+// RMS norm, computed in float32. Adaptive with a condition: scale and shift come from it, and a
+// gate for the residual that follows.
 class RmsNormImpl : public torch::nn::Module {
  public:
   RmsNormImpl(int64_t width, double eps, bool adaptive);
@@ -18,8 +18,8 @@ class RmsNormImpl : public torch::nn::Module {
 
  private:
   double eps_;
-  Tensor weight_;                       // zero-centred
-  torch::nn::Linear dense_ = nullptr;   // adaptive
+  Tensor weight_;                      // zero-centred
+  torch::nn::Linear dense_ = nullptr;  // adaptive
 };
 TORCH_MODULE(RmsNorm);
 
@@ -45,6 +45,7 @@ Tensor gated_residual(const Tensor& x, const Tensor& y, const Tensor& gate);
 Tensor rotary(const Tensor& x, const Tensor& positions, double theta);
 
 // [batch, queries, heads * head size]. A query that may see nothing sees everything alike: no NaN.
-Tensor attend(const Config& config, const Tensor& mask, const Tensor& q, const Tensor& k, const Tensor& v);
+Tensor attend(
+    const Config& config, const Tensor& mask, const Tensor& q, const Tensor& k, const Tensor& v);
 
 }  // namespace pi05

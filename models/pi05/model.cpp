@@ -31,31 +31,40 @@ ModelImpl::ModelImpl(Config config) : config_(std::move(config)) {
   // Names and order are those of golden.json: the order numbers the weights' waves.
   torch::nn::ModuleList prefix, suffix;
   for (int64_t i = 0; i < config_.layers; ++i) {
-    layers_[0].emplace_back(config_, config_.prefix_width, config_.prefix_hidden, /*adaptive=*/false);
-    layers_[1].emplace_back(config_, config_.suffix_width, config_.suffix_hidden, /*adaptive=*/true);
+    layers_[0].emplace_back(
+        config_, config_.prefix_width, config_.prefix_hidden, /*adaptive=*/false);
+    layers_[1].emplace_back(
+        config_, config_.suffix_width, config_.suffix_hidden, /*adaptive=*/true);
     prefix->push_back(layers_[0].back());
     suffix->push_back(layers_[1].back());
   }
   register_module("pt", prefix);
   register_module("et", suffix);
-  norms_[0] = register_module("pn", RmsNorm(config_.prefix_width, config_.norm_eps, /*adaptive=*/false));
-  norms_[1] = register_module("en", RmsNorm(config_.suffix_width, config_.norm_eps, /*adaptive=*/true));
+  norms_[0] = register_module(
+      "pn", RmsNorm(config_.prefix_width, config_.norm_eps, /*adaptive=*/false));
+  norms_[1] = register_module(
+      "en", RmsNorm(config_.suffix_width, config_.norm_eps, /*adaptive=*/true));
   words_ = register_module("emb", torch::nn::Embedding(config_.vocabulary, config_.prefix_width));
   action_words_ = register_module(
       "da_emb",
       torch::nn::Embedding(
-          torch::nn::EmbeddingOptions(config_.action_vocabulary, config_.prefix_width).padding_idx(0)));
-  token_head_ = register_module("da_head", torch::nn::Linear(config_.prefix_width, config_.action_vocabulary));
+          torch::nn::EmbeddingOptions(config_.action_vocabulary, config_.prefix_width)
+              .padding_idx(0)));
+  token_head_ = register_module(
+      "da_head", torch::nn::Linear(config_.prefix_width, config_.action_vocabulary));
   action_in_ = register_module("ain", torch::nn::Linear(config_.action_size, config_.suffix_width));
-  action_out_ = register_module("aout", torch::nn::Linear(config_.suffix_width, config_.action_size));
+  action_out_ = register_module(
+      "aout", torch::nn::Linear(config_.suffix_width, config_.action_size));
   time_in_ = register_module("t1", torch::nn::Linear(config_.suffix_width, config_.suffix_width));
   time_out_ = register_module("t2", torch::nn::Linear(config_.suffix_width, config_.suffix_width));
 
   torch::NoGradGuard guard;
   int64_t k = 0;
   for (auto& weight : parameters()) {
-    const auto amplitude = weight.dim() == 1 ? 0.05 : 1 / std::sqrt(static_cast<double>(weight.size(-1)));
-    weight.copy_(wave(weight.numel(), amplitude, 0.7, 1.3 * static_cast<double>(++k)).view_as(weight));
+    const auto amplitude = weight.dim() == 1 ? 0.05
+                                             : 1 / std::sqrt(static_cast<double>(weight.size(-1)));
+    weight.copy_(
+        wave(weight.numel(), amplitude, 0.7, 1.3 * static_cast<double>(++k)).view_as(weight));
   }
   action_words_->weight[0].zero_();
   to(config_.dtype);
@@ -79,8 +88,8 @@ Prefix ModelImpl::run_prefix(const Batch& batch, Cache& cache) {
        action_words_->forward(batch.action_tokens)},
       1);
   const auto indicator_there = torch::ones_like(batch.indicator, torch::kBool);
-  const auto there =
-      torch::cat({batch.images_there, batch.language_there, indicator_there, batch.action_tokens_there}, 1);
+  const auto there = torch::cat(
+      {batch.images_there, batch.language_there, indicator_there, batch.action_tokens_there}, 1);
   const auto cross_tokens = x.size(1) - config_.indicator_tokens - config_.action_tokens;
   const auto flags = (torch::arange(x.size(1)) >= cross_tokens).to(torch::kInt64);
   const auto out = run_towers({
@@ -120,16 +129,19 @@ Tensor ModelImpl::flow_loss(const Batch& batch, const Prefix& prefix, Cache& cac
   });
 
   const auto predicted = linear(action_out_, out[1].slice(1, -config_.chunk)).to(torch::kFloat32);
-  const auto numbers = torch::arange(config_.action_size).unsqueeze(0) < batch.action_sizes.unsqueeze(1);
+  const auto numbers = torch::arange(config_.action_size).unsqueeze(0) <
+      batch.action_sizes.unsqueeze(1);
   const auto counted = batch.actions_there.unsqueeze(2) & numbers.unsqueeze(1);
   return ((flow - predicted).pow(2) * counted).sum() / (counted.sum() + 1e-8);
 }
 
 Tensor ModelImpl::token_loss(const Batch& batch, const Prefix& prefix) {
-  const auto before = prefix.out.slice(1, -config_.action_tokens - 1, -1);  // each token from the one before
+  const auto before = prefix.out.slice(
+      1, -config_.action_tokens - 1, -1);  // each token from the one before
   const auto logits = linear(token_head_, before).to(torch::kFloat32);
   const auto rows = logits.reshape({-1, config_.action_vocabulary});
-  const auto ce = torch::cross_entropy_loss(rows, batch.action_tokens.reshape(-1), {}, at::Reduction::None);
+  const auto ce = torch::cross_entropy_loss(
+      rows, batch.action_tokens.reshape(-1), {}, at::Reduction::None);
   return (ce.view({config_.batch, -1}) * batch.action_tokens_there).mean();
 }
 
@@ -147,7 +159,9 @@ Streams ModelImpl::run_towers(LayerCall call) {
 }
 
 models::Layer ModelImpl::layer_function(const LayerCall& call, size_t tower) {
-  const LayerFunction run = [this, self = shared_from_this()](const LayerCall& c) { return run_layer(c); };
+  const LayerFunction run = [this, self = shared_from_this()](const LayerCall& c) {
+    return run_layer(c);
+  };
   return [run, checkpointing = config_.checkpointing, call, tower](const Tensor& x) {
     auto full = call;
     full.streams[tower] = x;
@@ -178,7 +192,8 @@ Streams ModelImpl::run_layer(const LayerCall& call) {
     k = torch::cat({entry.key, k}, 1);
     v = torch::cat({entry.value, v}, 1);
   } else {
-    (*call.cache)[call.layer] = {k.slice(1, 0, call.cross_tokens), v.slice(1, 0, call.cross_tokens)};
+    (*call.cache)[call.layer] = {
+        k.slice(1, 0, call.cross_tokens), v.slice(1, 0, call.cross_tokens)};
   }
 
   const auto attended = attend(config_, call.mask, q, k, v);

@@ -12,9 +12,9 @@
 // actions give a cross entropy from the prefix, the flow of the noisy actions an MSE from the
 // suffix. Without insulation the MSE reaches the prefix through the cache.
 //
-// One tower runs at a time, so a layer of a stacking is a function of that tower's stream. It writes
-// or reads the caller's cache; one that is called again in backward writes it again, or reads what
-// is in it by then, and the cache has to be there still.
+// One tower runs at a time, so a layer of a stacking is a function of that tower's stream. It
+// writes or reads the caller's cache; one that is called again in backward writes it again, or
+// reads what is in it by then, and the cache has to be there still.
 //
 // Dropout draws from the default generator; nothing else is random. Weights are closed form
 // (golden.json), and none of them is left with a gradient of zero.
@@ -32,8 +32,8 @@ struct Losses {
 
 // What the first pass leaves for the second, and for its own loss.
 struct Prefix {
-  Tensor out;           // [batch, tokens, prefix width]
-  Tensor there;         // bool [batch, tokens]
+  Tensor out;            // [batch, tokens, prefix width]
+  Tensor there;          // bool [batch, tokens]
   int64_t cross_tokens;  // without indicator and discrete actions: what the suffix may see
 };
 
@@ -41,8 +41,8 @@ class ModelImpl : public torch::nn::Module {
  public:
   explicit ModelImpl(Config config);
 
-  // run_prefix, insulate if the config says so, flow_loss, token_loss. The cache is the caller's: an
-  // empty one for each forward, or one that is used again and overwritten.
+  // run_prefix, insulate if the config says so, flow_loss, token_loss. The cache is the caller's:
+  // an empty one for each forward, or one that is used again and overwritten.
   Losses forward(const Batch& batch, Cache& cache);
 
   // The parts of a step, for a caller that does something to the cache in between.

@@ -37,7 +37,8 @@ class BlockRank {
     reducer.add_gradients(owned_.named());
     reducer.reduce();
     owned_.report_gradients(outcome);
-    outcome.norms["V/U"] = clip_grad_norm({{owned_.tensors(), pool_}}, rank_.config.component_norm, layerwise_);
+    outcome.norms["V/U"] = clip_grad_norm(
+        {{owned_.tensors(), pool_}}, rank_.config.component_norm, layerwise_);
     if (rank_.run.steps > 0) {
       owned_.step();
       owned_.report_parameters(outcome);
@@ -59,7 +60,8 @@ class BlockRank {
         return Replicated<Tensor>(own / weights) * weight;
       };
       loss = loss + contribute_once("faith", loss.value(), faith, pool_);
-      const auto count = pool_.leads() ? rank_.target.weight_count(sites_.begin, sites_.end) : 0;  // whose error the leader has
+      const auto count = pool_.leads() ? rank_.target.weight_count(sites_.begin, sites_.end)
+                                       : 0;  // whose error the leader has
       outcome.losses["faith"] = global_mean("faith", error, count, layerwise_);
     }
     if (!from_ci_) {
@@ -69,11 +71,12 @@ class BlockRank {
       return;
     }
     const auto like = at::empty(
-        {1, rank_.config.positions, column_count(rank_.target.sites(), sites_)}, loss.value().options());
+        {1, rank_.config.positions, column_count(rank_.target.sites(), sites_)},
+        loss.value().options());
     const auto low = from_ci_->receive("lower", like);
     Reconstruction reconstruction(rank_.target, rank_.config, rank_.batch(name_, step));
-    const auto error =
-        reconstruction.stoch_error(components_, low, sites_, rank_.run.seed, step, rank_.placement.rows(name_));
+    const auto error = reconstruction.stoch_error(
+        components_, low, sites_, rank_.run.seed, step, rank_.placement.rows(name_));
     const auto count = count_global("stoch count", reconstruction.count(), pool_);
     const double each = rank_.weight("stoch") / static_cast<double>(rank_.target.sites().size());
     loss = loss + normalize(error, count) * each;
@@ -93,7 +96,8 @@ class BlockRank {
     if (leaders_) {
       rank_.broadcast("gradients of V/U", *leaders_, kPpgdLeader, gradients);
     }
-    const auto part = contribute_from("ppgd V/U", at::flatten_dense_tensors(gradients), pool_).value();
+    const auto part =
+        contribute_from("ppgd V/U", at::flatten_dense_tensors(gradients), pool_).value();
     const auto parts = at::unflatten_dense_tensors(part, gradients);
     for (size_t i = 0; i < parameters.size(); ++i) {
       parameters[i].grad().add_(parts[i]);

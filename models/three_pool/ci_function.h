@@ -2,12 +2,13 @@
 //
 // Its outputs are bounded twice. The lower bound goes into masks, the upper one is made small:
 //
-//   lower   clamp(x, 0, 1). Backward passes the gradient between 0 and 1; below 0 a leak of it, and only
+//   lower   clamp(x, 0, 1). Backward passes the gradient between 0 and 1; below 0 a leak of it, and
+//   only
 //           where it asks for more (is negative); nothing elsewhere
 //   upper   clamp(x, 0, 1), and a leak above 1
 //
-// The backward of `lower` looks at the sign of its gradient, so it is not linear: gradients that come
-// from two places are added before they enter it, or the result is another one.
+// The backward of `lower` looks at the sign of its gradient, so it is not linear: gradients that
+// come from two places are added before they enter it, or the result is another one.
 #pragma once
 
 #include <three_pool/target.h>

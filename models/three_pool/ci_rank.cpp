@@ -43,7 +43,8 @@ class CiRank {
     reducer.add_gradients(theta_.named());
     reducer.reduce();
     theta_.report_gradients(outcome);
-    outcome.norms["theta"] = clip_grad_norm({{theta_.tensors(), pool_}}, rank_.config.ci_norm, pool_);
+    outcome.norms["theta"] = clip_grad_norm(
+        {{theta_.tensors(), pool_}}, rank_.config.ci_norm, pool_);
     if (rank_.run.steps > 0) {
       theta_.step();
       theta_.report_parameters(outcome);
@@ -76,7 +77,8 @@ class CiRank {
   }
 
   // The term of the whole batch, with the gradient of this rank's rows.
-  Tensor importance_part(const Tensor& bounded, int64_t positions, int step, Outcome& outcome) const {
+  Tensor importance_part(
+      const Tensor& bounded, int64_t positions, int step, Outcome& outcome) const {
     const double weight = rank_.weight("imp");
     if (weight == 0) {
       return {};
@@ -85,7 +87,8 @@ class CiRank {
     const auto sums = global_residual("imp sums", local, pool_);
     const auto count = count_global("imp positions", positions, pool_);
     const auto imp = normalize(importance(sums, rank_.config), count);
-    outcome.losses["imp"] = imp.value().item<double>();  // of everybody's sums: nothing is left to add
+    outcome.losses["imp"] =
+        imp.value().item<double>();  // of everybody's sums: nothing is left to add
     return (imp * weight).value();
   }
 

@@ -46,8 +46,14 @@ Tensor delta(const Target& target, const Components& components, size_t site) {
   return target.weight(site) - at::matmul(components.v[site], components.u[site]).t();
 }
 
-Tensor masked(const Target& target, const Components& components, size_t site, const Mask& mask, const Tensor& x) {
-  const auto explained = row_product(row_product(x, components.v[site]) * mask.components, components.u[site]);
+Tensor masked(
+    const Target& target,
+    const Components& components,
+    size_t site,
+    const Mask& mask,
+    const Tensor& x) {
+  const auto explained = row_product(
+      row_product(x, components.v[site]) * mask.components, components.u[site]);
   const auto rest = row_product(x, delta(target, components, site).t());
   return explained + mask.delta.unsqueeze(-1) * rest + target.bias(site);
 }

@@ -17,18 +17,24 @@ struct Components {
   Components detached() const;
 };
 
-// The parts of a site that take part: components [rows, positions, components], delta [rows, positions].
+// The parts of a site that take part: components [rows, positions, components], delta [rows,
+// positions].
 struct Mask {
   Tensor components, delta;
 };
 
-// Between the lower bound and one, as far as `source` [rows, positions, components + 1] says; its last
-// column is that of delta.
+// Between the lower bound and one, as far as `source` [rows, positions, components + 1] says; its
+// last column is that of delta.
 Mask mask_of(const Tensor& lower, const Tensor& source);
 
 Tensor delta(const Target& target, const Components& components, size_t site);  // [out, in]
 
 // ((x V) * mask) U + delta mask * (x delta^T) + bias
-Tensor masked(const Target& target, const Components& components, size_t site, const Mask& mask, const Tensor& x);
+Tensor masked(
+    const Target& target,
+    const Components& components,
+    size_t site,
+    const Mask& mask,
+    const Tensor& x);
 
 }  // namespace three_pool

@@ -1,5 +1,5 @@
-// Sizes and settings of the trainer. The defaults are one for tests, in which every term of the loss has
-// a large share of every gradient that it reaches: a term that is small cannot be checked.
+// Sizes and settings of the trainer. The defaults are one for tests, in which every term of the
+// loss has a large share of every gradient that it reaches: a term that is small cannot be checked.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,12 +17,14 @@ namespace three_pool {
 using torch::Tensor;
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-// How far the target with masked sites is from the target as it is, and how many such errors there are to divide by.
+// How far the target with masked sites is from the target as it is, and how many such errors there
+// are to divide by.
 //   Squares     of differences, one for each element of the output
 //   Divergence  Kullback-Leibler's, of the output taken for logits, one for each position
 enum class Error { Squares, Divergence };
 
-// What the gradient of a source is divided by: the errors of its rank's part of the batch, or of all of it.
+// What the gradient of a source is divided by: the errors of its rank's part of the batch, or of
+// all of it.
 enum class SourceCount { Shard, Batch };
 
 struct Config {
@@ -35,7 +37,9 @@ struct Config {
   int64_t ci_hidden = 12;  // of the CI function
 
   Error error = Error::Squares;
-  int64_t errors_in_a_row() const { return error == Error::Squares ? positions * width : positions; }
+  int64_t errors_in_a_row() const {
+    return error == Error::Squares ? positions * width : positions;
+  }
 
   // Importance: sum over components of mean + beta * mean * log2(1 + sum), of the p-th powers.
   double first_power = 2, last_power = 1.2;  // p falls from one to the other over anneal_steps

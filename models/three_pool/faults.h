@@ -1,4 +1,5 @@
-// Faults that trainers of this kind have had, one number each, and by what they multiply a gradient.
+// Faults that trainers of this kind have had, one number each, and by what they multiply a
+// gradient.
 //
 //   for (const auto& fault : faults(sizes)) {
 //     const Watch watch(at(fault, topology, rank), fault.mutation, fault.factor);
@@ -44,15 +45,31 @@ inline std::vector<Fault> faults(PoolSizes n) {
       {"ppgd V/U on all ranks", Once, "ppgd V/U", "block", OnAllRanks, 1, "ppgd", 1, per_block},
       {"all_reduce with gradient", Residual, "imp sums", "ci", TimesGroup, 1, "imp", ci, 1},
       {"log2 of the local sum", Residual, "imp sums", "ci", LocalValue, 1, "imp", no_factor, 1},
-      {"stoch by local count", Count, "stoch count", "block", LocalCount, 1, "stoch", per_block, per_block},
+      {"stoch by local count",
+       Count,
+       "stoch count",
+       "block",
+       LocalCount,
+       1,
+       "stoch",
+       per_block,
+       per_block},
       {"ppgd by local count", Count, "ppgd count", "ppgd", LocalCount, 1, "ppgd", ppgd, ppgd},
       {"ppgd gradients times n_ci", Gradient, "ppgd/lower", "ci", TimesGroup, 1, "ppgd", ci, 1},
-      {"n_ppgd for n_per_block", Count, "stoch count", "block", OtherCount, ppgd,
-       "stoch", per_block / ppgd, per_block / ppgd},
+      {"n_ppgd for n_per_block",
+       Count,
+       "stoch count",
+       "block",
+       OtherCount,
+       ppgd,
+       "stoch",
+       per_block / ppgd,
+       per_block / ppgd},
   };
 }
 
-// What the trainer once was: averages in place of sums, and factors of pool sizes that undo them, or not.
+// What the trainer once was: averages in place of sums, and factors of pool sizes that undo them,
+// or not.
 struct State {
   std::string name;
   std::vector<Fault> faults;
@@ -74,24 +91,43 @@ inline std::vector<State> states(PoolSizes n) {
     return to;
   };
   std::vector<Fault> averages;
-  for (const auto* name : {"CI gradients averaged", "block gradients averaged", "faith on all ranks",
-                           "ppgd V/U on all ranks", "all_reduce with gradient"}) {
+  for (const auto* name :
+       {"CI gradients averaged",
+        "block gradients averaged",
+        "faith on all ranks",
+        "ppgd V/U on all ranks",
+        "all_reduce with gradient"}) {
     averages = add(averages, name);
   }
   const double ci = n.ci, per_block = n.per_block;
   auto divided = averages;
   divided.push_back(
-      {"n_per_block / n_ci", Place::Count, "stoch count", "block", Mutation::OtherCount, per_block / ci, "stoch", {}, {}});
+      {"n_per_block / n_ci",
+       Place::Count,
+       "stoch count",
+       "block",
+       Mutation::OtherCount,
+       per_block / ci,
+       "stoch",
+       {},
+       {}});
   return {
-      {"local counts (6925b88)", add(averages, "stoch by local count"), {per_block / ci, 1}, {1 / ci, 1}},
+      {"local counts (6925b88)",
+       add(averages, "stoch by local count"),
+       {per_block / ci, 1},
+       {1 / ci, 1}},
       {"counts by n_per_block / n_ci", divided, {1, ci / per_block}, {1 / ci, 1}},
-      {"and ppgd times n_ci (#545)", add(divided, "ppgd gradients times n_ci"), {1, ci / per_block}, {1, 1}},
+      {"and ppgd times n_ci (#545)",
+       add(divided, "ppgd gradients times n_ci"),
+       {1, ci / per_block},
+       {1, 1}},
       {"sums (#546)", {}, {1, 1}, {1, 1}},
   };
 }
 
 // For a Watch on this rank: each block has a group of its own.
-inline retape::dist::Contribution at(const Fault& fault, const retape::dist::Topology& topology, int rank) {
+inline retape::dist::Contribution at(
+    const Fault& fault, const retape::dist::Topology& topology, int rank) {
   auto pool = topology.pool(fault.pool == "block" ? block_name(0) : fault.pool);
   for (const auto& other : topology.pools()) {
     if (fault.pool == "block" && other.name.starts_with("block") && other.index_of(rank) >= 0) {
@@ -100,7 +136,11 @@ inline retape::dist::Contribution at(const Fault& fault, const retape::dist::Top
   }
   // An edge calls its owners by the name of the pool.
   const bool of_edge = fault.place == retape::dist::Place::Gradient;
-  return {fault.place, fault.contribution, of_edge ? pool.name : group_name(pool.name, pool.ranks), pool.size()};
+  return {
+      fault.place,
+      fault.contribution,
+      of_edge ? pool.name : group_name(pool.name, pool.ranks),
+      pool.size()};
 }
 
 }  // namespace three_pool

@@ -50,8 +50,9 @@ PoolSizes sizes_of(const retape::dist::Topology& topology, size_t sites) {
   sizes.ppgd = topology.pool("ppgd").size();
   if (sizes.blocks < 1 || sizes.blocks > static_cast<int>(sites)) {
     throw retape::UsageError(
-        "[three_pool] expected from 1 to " + std::to_string(sites) + " blocks, one site each at least, got " +
-        std::to_string(sizes.blocks) + ". Fix: make_topology(sizes, rows).");
+        "[three_pool] expected from 1 to " + std::to_string(sites) +
+        " blocks, one site each at least, got " + std::to_string(sizes.blocks) +
+        ". Fix: make_topology(sizes, rows).");
   }
   sizes.per_block = topology.pool(block_name(0)).size();
   return sizes;
@@ -74,7 +75,8 @@ std::string leaders_name(int block) {
 }
 
 SiteRange sites_of_block(int block, int blocks, size_t sites) {
-  const auto shard = retape::dist::even_shards(static_cast<int64_t>(sites), blocks)[static_cast<size_t>(block)];
+  const auto shard = retape::dist::even_shards(
+      static_cast<int64_t>(sites), blocks)[static_cast<size_t>(block)];
   return {static_cast<size_t>(shard.begin), static_cast<size_t>(shard.end)};
 }
 

@@ -4,8 +4,9 @@
 //   block b  owns V and U of some sites. Computes faith and stoch of those
 //   ppgd     owns nothing: a copy of all V and U, sources of its rows. Computes ppgd
 //
-// Every pool cuts the batch for itself. Groups beyond pools: "layerwise", all blocks; "ci+block0" and so on,
-// both ends of an edge; "block0+ppgd", the block's leader and then ppgd; "block0+ppgd leaders", the two leaders.
+// Every pool cuts the batch for itself. Groups beyond pools: "layerwise", all blocks; "ci+block0"
+// and so on, both ends of an edge; "block0+ppgd", the block's leader and then ppgd; "block0+ppgd
+// leaders", the two leaders.
 #pragma once
 
 #include <retape/dist/placement.h>
@@ -22,8 +23,8 @@ struct PoolSizes {
   std::string text() const;  // "4,2x2,2"
 };
 
-// Pools "ci", "block0", ..., "ppgd", of consecutive ranks. Rows that a pool's size does not divide are
-// dealt out as evenly as can be.
+// Pools "ci", "block0", ..., "ppgd", of consecutive ranks. Rows that a pool's size does not divide
+// are dealt out as evenly as can be.
 retape::dist::Topology make_topology(PoolSizes sizes, int64_t rows = 24);
 
 // UsageError: pools are not those of make_topology, or there are more blocks than sites.

@@ -28,7 +28,11 @@ Tensor importance(const Tensor& sums, const Config& config) {
 }
 
 Tensor batch_rows(
-    const Config& config, uint64_t seed, int step, retape::dist::RowRange rows, at::ScalarType dtype) {
+    const Config& config,
+    uint64_t seed,
+    int step,
+    retape::dist::RowRange rows,
+    at::ScalarType dtype) {
   return row_normal(
       seed, "batch/step" + std::to_string(step), rows, {config.positions, config.width}, dtype);
 }
@@ -50,7 +54,10 @@ int64_t column_count(const std::vector<Site>& all, SiteRange sites) {
 }
 
 Reconstruction::Reconstruction(const Target& target, const Config& config, Tensor x)
-    : target_(target), config_(config), x_(std::move(x)), output_(target.forward(x_)) {}
+    : target_(target),
+      config_(config),
+      x_(std::move(x)),
+      output_(target.forward(x_)) {}
 
 Reconstruction::~Reconstruction() {
   for (const auto& scope : scopes_) {
@@ -64,13 +71,15 @@ Tensor Reconstruction::error(const Components& components, const std::map<size_t
   const auto run = [&] {
     return target_.forward(x_, [&](size_t site, const Tensor& x) {
       const auto mask = masks.find(site);
-      return mask == masks.end() ? target_.plain(site, x) : masked(target_, components, site, mask->second, x);
+      return mask == masks.end() ? target_.plain(site, x)
+                                 : masked(target_, components, site, mask->second, x);
     });
   };
   if (!config_.recompute) {
     return error(run());
   }
-  scopes_.push_back(std::make_unique<retape::Recompute>(retape::Policy::full().anchors(false), "target"));
+  scopes_.push_back(
+      std::make_unique<retape::Recompute>(retape::Policy::full().anchors(false), "target"));
   const auto output = run();
   scopes_.back()->close();
   return error(output);
@@ -85,21 +94,29 @@ Tensor Reconstruction::error(const Tensor& output) const {
 }
 
 Tensor Reconstruction::stoch_error(
-    const Components& components, const Tensor& lower, SiteRange sites, uint64_t seed, int step,
+    const Components& components,
+    const Tensor& lower,
+    SiteRange sites,
+    uint64_t seed,
+    int step,
     retape::dist::RowRange rows) {
   const auto& all = target_.sites();
   const auto lowers = by_site(lower, all, sites);
   auto sum = at::zeros({}, lower.options());
   for (size_t s = sites.begin; s < sites.end; ++s) {
     const auto source = retape::dist::row_uniform(
-        seed, "masks/" + all[s].name + "/step" + std::to_string(step), rows,
-        {lower.size(1), all[s].components + 1}, lower.scalar_type());
+        seed,
+        "masks/" + all[s].name + "/step" + std::to_string(step),
+        rows,
+        {lower.size(1), all[s].components + 1},
+        lower.scalar_type());
     sum = sum + error(components, {{s, mask_of(lowers[s - sites.begin], source)}});
   }
   return sum;
 }
 
-Tensor Reconstruction::ppgd_error(const Components& components, const Tensor& lower, const Sources& sources) {
+Tensor Reconstruction::ppgd_error(
+    const Components& components, const Tensor& lower, const Sources& sources) {
   const auto lowers = by_site(lower, target_.sites(), {0, target_.sites().size()});
   std::map<size_t, Mask> masks;
   for (size_t s = 0; s < lowers.size(); ++s) {

@@ -16,7 +16,8 @@ class Owned {
  public:
   Owned(Named named, const Config& config)
       : named_(std::move(named)),
-        adam_(tensors(), torch::optim::AdamWOptions(config.rate).weight_decay(config.weight_decay)) {}
+        adam_(
+            tensors(), torch::optim::AdamWOptions(config.rate).weight_decay(config.weight_decay)) {}
 
   const Named& named() const { return named_; }
 

@@ -15,7 +15,12 @@ class PpgdRank {
         pool_(rank.placement.group("ppgd")),
         from_ci_(rank.lower_edge("ppgd")),
         components_(rank.config, rank.run.seed, rank.run.dtype),
-        sources_(rank.config, rank.run.seed, rank.placement.rows("ppgd"), rank.run.dtype, rank.run.topology) {
+        sources_(
+            rank.config,
+            rank.run.seed,
+            rank.placement.rows("ppgd"),
+            rank.run.dtype,
+            rank.run.topology) {
     for (int b = 0; b < rank.sizes.blocks; ++b) {
       links_.push_back(rank.placement.group(link_name(b)));
       if (pool_.leads()) {
@@ -27,7 +32,8 @@ class PpgdRank {
   void step(int step, Outcome& outcome) {
     const auto& sites = rank_.target.sites();
     const auto like = at::empty(
-        {1, rank_.config.positions, column_count(sites, {0, sites.size()})}, components_.v.front().options());
+        {1, rank_.config.positions, column_count(sites, {0, sites.size()})},
+        components_.v.front().options());
     const auto low = from_ci_.receive("lower", like);
     Reconstruction reconstruction(rank_.target, rank_.config, rank_.batch("ppgd", step));
     const auto count = count_global("ppgd count", reconstruction.count(), pool_);
@@ -44,9 +50,12 @@ class PpgdRank {
     inputs.insert(inputs.end(), sources_.values().begin(), sources_.values().end());
     const auto error = reconstruction.ppgd_error(components_, low, sources_);
     const auto gradients = torch::autograd::grad({error}, inputs);
-    outcome.losses["ppgd"] = global_mean("ppgd", error.item<double>(), reconstruction.count(), pool_);
+    outcome.losses["ppgd"] = global_mean(
+        "ppgd", error.item<double>(), reconstruction.count(), pool_);
 
-    const auto part = [&](size_t i) { return normalize(gradients[i], count) * rank_.weight("ppgd"); };
+    const auto part = [&](size_t i) {
+      return normalize(gradients[i], count) * rank_.weight("ppgd");
+    };
     from_ci_.send_gradient("lower", part(0).value(), low);
     SumReducer reducer(pool_);
     Named sums;
@@ -63,7 +72,8 @@ class PpgdRank {
  private:
   void exchange_with_blocks(const Named& named, const Named& sums) const {
     for (size_t b = 0; b < leaders_.size(); ++b) {
-      rank_.broadcast("gradients of V/U", leaders_[b], kPpgdLeader, of_block(sums, static_cast<int>(b)));
+      rank_.broadcast(
+          "gradients of V/U", leaders_[b], kPpgdLeader, of_block(sums, static_cast<int>(b)));
     }
     for (int b = 0; b < rank_.sizes.blocks && rank_.run.steps > 0; ++b) {
       rank_.broadcast("V/U", links_[b], kBlockLeader, of_block(named, b));

@@ -20,7 +20,8 @@ struct Rank {
 
   Rank(const retape::dist::Case& run, const retape::dist::World& world, const Config& config);
 
-  // `trainer.step(step, outcome)`, as often as the case says. A case of no steps has one, without the optimizer.
+  // `trainer.step(step, outcome)`, as often as the case says. A case of no steps has one, without
+  // the optimizer.
   template <typename Trainer>
   retape::dist::Outcome all_steps(Trainer& trainer) const {
     retape::dist::Outcome outcome;
@@ -39,9 +40,13 @@ struct Rank {
 
   retape::dist::Edge lower_edge(const std::string& to) const;  // from ci
 
-  // Tensors that the member `from` of a group has, on all members; in the wire dtype, as one message.
+  // Tensors that the member `from` of a group has, on all members; in the wire dtype, as one
+  // message.
   void broadcast(
-      const std::string& name, const retape::dist::Group& group, int from, std::vector<Tensor> tensors) const;
+      const std::string& name,
+      const retape::dist::Group& group,
+      int from,
+      std::vector<Tensor> tensors) const;
 };
 
 // Indices in the groups link_name(block) and leaders_name(block).

@@ -29,7 +29,8 @@ class Reference {
     theta_.report_gradients(outcome);
     owned_.report_gradients(outcome);
     outcome.norms["theta"] = torch::nn::utils::clip_grad_norm_(theta_.tensors(), config_.ci_norm);
-    outcome.norms["V/U"] = torch::nn::utils::clip_grad_norm_(owned_.tensors(), config_.component_norm);
+    outcome.norms["V/U"] = torch::nn::utils::clip_grad_norm_(
+        owned_.tensors(), config_.component_norm);
     if (run_.steps > 0) {
       theta_.step();
       owned_.step();

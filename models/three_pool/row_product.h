@@ -1,5 +1,5 @@
-// x [rows, positions, in] times weight [in, out], each row of the batch by itself: one product of all rows
-// rounds as their number asks for, and ranks have fewer of them than the reference.
+// x [rows, positions, in] times weight [in, out], each row of the batch by itself: one product of
+// all rows rounds as their number asks for, and ranks have fewer of them than the reference.
 #pragma once
 
 #include <torch/torch.h>

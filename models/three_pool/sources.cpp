@@ -12,15 +12,17 @@ std::vector<Tensor> first_values(
     const Config& config, uint64_t seed, retape::dist::RowRange rows, at::ScalarType dtype) {
   std::vector<Tensor> values;
   for (const auto& site : sites_of(config)) {
-    values.push_back(retape::dist::row_uniform(
-        seed, "sources/" + site.name, rows, {config.positions, site.components + 1}, dtype));
+    values.push_back(
+        retape::dist::row_uniform(
+            seed, "sources/" + site.name, rows, {config.positions, site.components + 1}, dtype));
     values.back().requires_grad_();
   }
   return values;
 }
 
 // Of each row of `rows`: how many errors its rank of ppgd has, or the whole batch.
-Tensor counts_of(const Config& config, retape::dist::RowRange rows, const retape::dist::Topology& topology) {
+Tensor counts_of(
+    const Config& config, retape::dist::RowRange rows, const retape::dist::Topology& topology) {
   const auto counts = at::full({rows.size(), 1, 1}, topology.rows(), at::kDouble);
   if (config.source_count == SourceCount::Shard) {
     for (const auto& shard : topology.pool("ppgd").shards) {
@@ -36,11 +38,18 @@ Tensor counts_of(const Config& config, retape::dist::RowRange rows, const retape
 }  // namespace
 
 Sources::Sources(
-    const Config& config, uint64_t seed, retape::dist::RowRange rows, at::ScalarType dtype,
+    const Config& config,
+    uint64_t seed,
+    retape::dist::RowRange rows,
+    at::ScalarType dtype,
     const retape::dist::Topology& topology)
     : values_(first_values(config, seed, rows, dtype)),
       counts_(counts_of(config, rows, topology).to(dtype)),
-      adam_(values_, torch::optim::AdamOptions(config.source_rate).betas(std::make_tuple(0.5, 0.99)).eps(1e-8)) {}
+      adam_(
+          values_,
+          torch::optim::AdamOptions(config.source_rate)
+              .betas(std::make_tuple(0.5, 0.99))
+              .eps(1e-8)) {}
 
 void Sources::warm_up(int steps, const std::function<Tensor()>& error) {
   for (int i = 0; i < steps; ++i) {

@@ -19,10 +19,12 @@ std::vector<Site> sites_of(const Config& config) {
   return sites;
 }
 
-Target::Target(const Config& config, uint64_t seed, at::ScalarType dtype) : sites_(sites_of(config)) {
+Target::Target(const Config& config, uint64_t seed, at::ScalarType dtype)
+    : sites_(sites_of(config)) {
   for (const auto& site : sites_) {
     const double scale = 1 / std::sqrt(static_cast<double>(site.in));
-    weights_.push_back(row_normal(seed, "weight/" + site.name, {0, site.out}, {site.in}, dtype) * scale);
+    weights_.push_back(
+        row_normal(seed, "weight/" + site.name, {0, site.out}, {site.in}, dtype) * scale);
     biases_.push_back(row_normal(seed, "bias/" + site.name, {0, site.out}, {}, dtype) * scale);
   }
 }

@@ -36,7 +36,8 @@ class Target {
   const std::vector<Site>& sites() const { return sites_; }
   const Tensor& weight(size_t site) const { return weights_[site]; }  // [out, in]
   const Tensor& bias(size_t site) const { return biases_[site]; }
-  int64_t weight_count(size_t begin = 0, size_t end = SIZE_MAX) const;  // of sites; by default of all
+  int64_t weight_count(
+      size_t begin = 0, size_t end = SIZE_MAX) const;  // of sites; by default of all
 
  private:
   std::vector<Site> sites_;

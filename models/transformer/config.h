@@ -17,8 +17,9 @@ struct Config {
   int64_t vocabulary = 23;
   int64_t batch = 2, tokens = 12;
 
-  torch::Dtype dtype = torch::kFloat32;  // of weights and activations; norms and softmax compute in float32
-  double dropout = 0;                    // of attention weights, and of what joins the stream
+  torch::Dtype dtype =
+      torch::kFloat32;  // of weights and activations; norms and softmax compute in float32
+  double dropout = 0;   // of attention weights, and of what joins the stream
   double norm_eps = 1e-6;
   models::Stacking stacking;
 };

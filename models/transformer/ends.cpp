@@ -26,7 +26,8 @@ Tensor foretold(const Tensor& ids) {
 }
 
 Tensor next_token_loss(const Tensor& logits, const Tensor& ids) {
-  return torch::cross_entropy_loss(logits.flatten(0, 1).to(torch::kFloat32), foretold(ids).flatten());
+  return torch::cross_entropy_loss(
+      logits.flatten(0, 1).to(torch::kFloat32), foretold(ids).flatten());
 }
 
 Tensor closed_form_ids(const Config& config) {

@@ -10,8 +10,8 @@ class EndsImpl : public torch::nn::Module {
  public:
   explicit EndsImpl(const Config& config);
 
-  Tensor embed(const Tensor& ids);   // [batch, tokens] to [batch, tokens, width]
-  Tensor logits(const Tensor& x);    // [batch, tokens, width] to [batch, tokens, vocabulary]
+  Tensor embed(const Tensor& ids);  // [batch, tokens] to [batch, tokens, width]
+  Tensor logits(const Tensor& x);   // [batch, tokens, width] to [batch, tokens, vocabulary]
 
  private:
   torch::nn::Embedding words_ = nullptr, places_ = nullptr;

@@ -15,10 +15,15 @@ Tensor RmsNormImpl::forward(const Tensor& x) {
   return (wide * scale).to(x.scalar_type()) * weight_;
 }
 
-AttentionImpl::AttentionImpl(const Config& config) : heads_(config.heads), dropout_(config.dropout) {
+AttentionImpl::AttentionImpl(const Config& config)
+    : heads_(config.heads),
+      dropout_(config.dropout) {
   TORCH_CHECK(
       config.width % config.heads == 0,
-      "[transformer::Attention] expected a width that ", config.heads, " heads divide, got ", config.width,
+      "[transformer::Attention] expected a width that ",
+      config.heads,
+      " heads divide, got ",
+      config.width,
       ". Fix: another width, or another number of heads.");
   norm_ = register_module("norm", RmsNorm(config));
   qkv_ = register_module("qkv", unbiased(config.width, 3 * config.width));
@@ -33,7 +38,8 @@ Tensor AttentionImpl::forward(const Tensor& x, const Tensor& unseen) {
   const auto scale = 1 / std::sqrt(static_cast<double>(parts[0].size(-1)));
   const auto scores = parts[0].matmul(parts[1].transpose(2, 3)).to(torch::kFloat32) * scale;
   const auto seen = scores.masked_fill(unseen, -std::numeric_limits<double>::infinity());
-  const auto weights = torch::dropout(seen.softmax(-1).to(x.scalar_type()), dropout_, is_training());
+  const auto weights = torch::dropout(
+      seen.softmax(-1).to(x.scalar_type()), dropout_, is_training());
   const auto attended = weights.matmul(parts[2]).transpose(1, 2).flatten(2);
   return x + torch::dropout(output_->forward(attended), dropout_, is_training());
 }

@@ -1,4 +1,5 @@
-// The parts of a layer, and the layer: attention, then an MLP, each behind a norm and beside the stream.
+// The parts of a layer, and the layer: attention, then an MLP, each behind a norm and beside the
+// stream.
 #pragma once
 
 #include <transformer/config.h>
@@ -17,8 +18,8 @@ class RmsNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
-// Written out: scores, mask, softmax in float32. Takes the stream [batch, tokens, width] and gives it
-// back with what was attended to: the norm before and the sum after are in here.
+// Written out: scores, mask, softmax in float32. Takes the stream [batch, tokens, width] and gives
+// it back with what was attended to: the norm before and the sum after are in here.
 class AttentionImpl : public torch::nn::Module {
  public:
   explicit AttentionImpl(const Config& config);

@@ -17,7 +17,8 @@ Output ModelImpl::forward(const Tensor& ids) {
   const auto unseen = causal_mask(ids.size(1) - 1, ids.device());
   std::vector<models::Layer> stack;
   for (const auto& layer : layers_) {
-    stack.push_back([layer = layer.ptr(), unseen](const Tensor& x) { return layer->forward(x, unseen); });
+    stack.push_back(
+        [layer = layer.ptr(), unseen](const Tensor& x) { return layer->forward(x, unseen); });
   }
   const auto x = models::run_stack(config_.stacking, stack, ends_->embed(read(ids)));
   const auto logits = ends_->logits(x);

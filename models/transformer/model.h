@@ -1,4 +1,5 @@
-// A decoder-only transformer, as it is written on LibTorch: pre-norm, attention written out, SwiGLU.
+// A decoder-only transformer, as it is written on LibTorch: pre-norm, attention written out,
+// SwiGLU.
 //
 //   transformer::Config config;
 //   config.stacking = models::replayed();             // or {}: plain

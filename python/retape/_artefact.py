@@ -35,7 +35,12 @@ def load_average() -> float | None:
         return None
 
 
-_BLAS_NAMES = {"mkl": "MKL", "open": "OpenBLAS", "accelerate": "Accelerate", "generic": "generic BLAS"}
+_BLAS_NAMES = {
+    "mkl": "MKL",
+    "open": "OpenBLAS",
+    "accelerate": "Accelerate",
+    "generic": "generic BLAS",
+}
 
 
 def blas() -> str:

@@ -137,7 +137,7 @@ def _nothing(model: nn.Module, what: str, wanted: str = "") -> NoReturn:
         (f'Did you mean "{close[0]}"? ' if close else "")
         + f"Its lists: {some(lists)}. Its blocks: {some(blocks)}",
         'Fix: choose layers by name (layers="encoder.layers.*"), class or predicate; or put '
-        '`with retape.recompute("full"):` around the forward pass, which needs no layers.'
+        '`with retape.recompute("full"):` around the forward pass, which needs no layers.',
     )
 
 

@@ -68,8 +68,7 @@ class How:
             )
         if self.method == "rerun" and self.rows is not None:
             raise _C.UsageError(
-                '[enable] rows are a way of replay: method="rerun" has none. '
-                "Fix: one of the two."
+                '[enable] rows are a way of replay: method="rerun" has none. Fix: one of the two.'
             )
         if self.method == "replay" and self.rerun:
             raise _C.UsageError(
@@ -164,7 +163,9 @@ class Layer:
     def idle(self) -> str:
         """Why nothing of this layer was forgotten so far; empty if something was."""
         if self.calls:
-            forgot = self.rows is not None or self.how.method == "rerun" or self.stats.values_dropped > 0
+            forgot = (
+                self.rows is not None or self.how.method == "rerun" or self.stats.values_dropped > 0
+            )
             return "" if forgot else "nothing that autograd saved in it was dropped"
         return _WHY[self.plain.most_common(1)[0][0]] if self.plain else "never called"
 

@@ -129,7 +129,9 @@ class Maker:
         modules = list(zip(prefixes, step.modules, strict=True))
         for _, module in modules:
             self.on_model(module)
-        leaves = [(p + name, tensor) for p, module in modules for name, tensor in _parameters_of(module)]
+        leaves = [
+            (p + name, tensor) for p, module in modules for name, tensor in _parameters_of(module)
+        ]
 
         def buffers() -> Named:
             return [(p + name, b) for p, module in modules for name, b in module.named_buffers()]
@@ -168,7 +170,9 @@ class Maker:
 
 def _parameters_of(module: nn.Module) -> Named:
     """Frozen ones, too: forward may write them."""
-    return [(name, p) for name, p in module.named_parameters() if p.requires_grad or _may_be_written(p)]
+    return [
+        (name, p) for name, p in module.named_parameters() if p.requires_grad or _may_be_written(p)
+    ]
 
 
 def _may_be_written(tensor: torch.Tensor) -> bool:

@@ -21,7 +21,9 @@ class Column:
     cells: Sequence[Text | str]
     heading: str | None = None  # its name, unless given; may have several lines
     justify: str = "right"
-    least: int | None = None  # of names, which go on below: characters that they have in any case. None: one line
+    least: int | None = (
+        None  # of names, which go on below: characters that they have in any case. None: one line
+    )
 
     @property
     def title(self) -> str:
@@ -90,7 +92,11 @@ def _measured(table: Table, console: Console) -> int:
 
 
 def _made(
-    layout: Layout, widths: Sequence[int], caption: str, sections: Sequence[int], look: dict[str, Any]
+    layout: Layout,
+    widths: Sequence[int],
+    caption: str,
+    sections: Sequence[int],
+    look: dict[str, Any],
 ) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -31,7 +31,9 @@ class Exit(enum.IntEnum):
     BUDGET = 4  # the budget cannot be held
     RANK = 5  # a rank or a collective failed
     VACUOUS = 6  # nothing was replayed, so nothing was proved
-    INTERNAL = 70  # an error of Retape's own, as EX_SOFTWARE of sysexits.h; nothing is known of gradients
+    INTERNAL = (
+        70  # an error of Retape's own, as EX_SOFTWARE of sysexits.h; nothing is known of gradients
+    )
     UNREAD = 141  # nobody reads what is printed any more: what a shell says of SIGPIPE
 
 
@@ -129,7 +131,9 @@ def told_by_a_verb(error: BaseException) -> str:
 
 
 # Control characters, halves of surrogate pairs, and what turns the direction of writing around.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 
 
 def printable(text: str, lines: bool = False) -> str:

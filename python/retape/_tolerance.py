@@ -49,7 +49,9 @@ def _dtype(dtype: Any) -> torch.dtype:
         name = dtype.removeprefix("torch.")
         if name in _DTYPES:
             return getattr(torch, name)
-        raise UsageError(f"[verify] tolerance: no such floating dtype: {dtype!r}. {offer(name, _DTYPES)}")
+        raise UsageError(
+            f"[verify] tolerance: no such floating dtype: {dtype!r}. {offer(name, _DTYPES)}"
+        )
     if isinstance(dtype, torch.dtype):
         return dtype
     raise UsageError(f"[verify] tolerance: expected a dtype or its name, got {dtype!r}. {_FIX}")
@@ -58,8 +60,12 @@ def _dtype(dtype: Any) -> torch.dtype:
 def _pair(dtype: Any, pair: Any) -> tuple[float, float]:
     is_pair = isinstance(pair, Sequence) and len(pair) == 2
     if not is_pair or not all(isinstance(number, (int, float)) for number in pair):
-        raise UsageError(f"[verify] tolerance: expected (rtol, atol) of {dtype}, got {pair!r}. {_FIX}")
+        raise UsageError(
+            f"[verify] tolerance: expected (rtol, atol) of {dtype}, got {pair!r}. {_FIX}"
+        )
     if not all(math.isfinite(number) and number >= 0 for number in pair):
-        raise UsageError(f"[verify] tolerance: expected numbers of 0 or more for {dtype}, got {pair!r}.")
+        raise UsageError(
+            f"[verify] tolerance: expected numbers of 0 or more for {dtype}, got {pair!r}."
+        )
     rtol, atol = pair
     return float(rtol), float(atol)

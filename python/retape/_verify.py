@@ -83,7 +83,9 @@ def verify(
     """
     if isinstance(policy, (list, tuple)):
         if not policy:
-            raise _C.UsageError("[verify] expected a policy or several, got none of them: it would prove nothing.")
+            raise _C.UsageError(
+                "[verify] expected a policy or several, got none of them: it would prove nothing."
+            )
         options = {k: v for k, v in locals().items() if k not in ("subject", "inputs", "policy")}
         return [verify(subject, inputs, policy=each, **options) for each in policy]
     _check(steps, method, policy, layers)
@@ -161,7 +163,9 @@ def _starts(
 
 
 def _usual_warm_up(subject: Subject) -> int:
-    scripted = (isinstance(m, torch.jit.ScriptModule) for each in _modules(subject) for m in each.modules())
+    scripted = (
+        isinstance(m, torch.jit.ScriptModule) for each in _modules(subject) for m in each.modules()
+    )
     return 2 if any(scripted) else 0
 
 

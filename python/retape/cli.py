@@ -252,7 +252,17 @@ def _completed(words: list[str]) -> list[str]:
 
 
 def _recorded(args: argparse.Namespace) -> dict[str, Any]:
-    plumbing = {"parser", "chosen", "verb", "what", "json", "command_line", "environment", "save", "broken"}
+    plumbing = {
+        "parser",
+        "chosen",
+        "verb",
+        "what",
+        "json",
+        "command_line",
+        "environment",
+        "save",
+        "broken",
+    }
     return {name: value for name, value in vars(args).items() if name not in plumbing}
 
 
@@ -263,7 +273,9 @@ def main(argv: Sequence[str] | None = None, broken: str = "") -> int:
     try:
         return _run(words, broken)
     except Exception as error:
-        return _unexpected(" ".join(["retape", *(word for word in words[:1] if word.isalpha())]), error)
+        return _unexpected(
+            " ".join(["retape", *(word for word in words[:1] if word.isalpha())]), error
+        )
 
 
 def _unexpected(what: str, error: Exception) -> int:

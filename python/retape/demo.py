@@ -289,14 +289,29 @@ def markdown(rows: list[dict[str, Any]], title: str, settings: dict[str, Any]) -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = Size()
-    parser.add_argument("--steps", type=whole_number(1), default=10, help="timed steps (%(default)s)")
-    parser.add_argument("--seed", type=whole_number(0), default=7, help="of weights, data and dropout")
-    parser.add_argument("--layers", type=whole_number(1, LAYERS), default=size.layers, help="(%(default)s)")
-    parser.add_argument("--width", type=whole_number(1, SIZE), default=size.width, help="(%(default)s)")
-    parser.add_argument("--context", type=whole_number(1, SIZE), default=size.context, help="(%(default)s)")
-    parser.add_argument("--batch", type=whole_number(1, SIZE), default=size.batch, help="(%(default)s)")
     parser.add_argument(
-        "--threads", type=whole_number(1, THREADS), default=1, help="one gives the steadiest times (%(default)s)"
+        "--steps", type=whole_number(1), default=10, help="timed steps (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=whole_number(0), default=7, help="of weights, data and dropout"
+    )
+    parser.add_argument(
+        "--layers", type=whole_number(1, LAYERS), default=size.layers, help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--width", type=whole_number(1, SIZE), default=size.width, help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--context", type=whole_number(1, SIZE), default=size.context, help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=whole_number(1, SIZE), default=size.batch, help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, THREADS),
+        default=1,
+        help="one gives the steadiest times (%(default)s)",
     )
     parser.add_argument(
         "--output",

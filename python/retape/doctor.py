@@ -245,14 +245,24 @@ def checks(broken: str = "") -> list[Check]:
     """`broken`: why Retape cannot be imported. What needs it is not tried then, nor what needs torch if
     that is the reason."""
     no_torch = why_not("torch") if broken else ""
-    needs_torch: dict[str, Callable[[], Check]] = {"C++ ABI": _cxx11_abi, "NDEBUG": _ndebug, "gloo": gloo}
+    needs_torch: dict[str, Callable[[], Check]] = {
+        "C++ ABI": _cxx11_abi,
+        "NDEBUG": _ndebug,
+        "gloo": gloo,
+    }
     needs_retape: dict[str, Callable[[], Check]] = {"hooks": hooks, "replay": replay}
     made: dict[str, Callable[[], Check]] = {
         "import": lambda: imports(broken),
         "versions": _versions_on_disk if broken else _versions_that_run,
         "CMake package": cmake_package,
-        **{name: _not_tried(name, "torch") if no_torch else make for name, make in needs_torch.items()},
-        **{name: _not_tried(name, "Retape") if broken else make for name, make in needs_retape.items()},
+        **{
+            name: _not_tried(name, "torch") if no_torch else make
+            for name, make in needs_torch.items()
+        },
+        **{
+            name: _not_tried(name, "Retape") if broken else make
+            for name, make in needs_retape.items()
+        },
     }
     return [_tried(name, make) for name, make in made.items()]
 
@@ -304,7 +314,9 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     console.print(table)
     for check in found:
         if check.fix:
-            console.print(f"{check.symbol} {check.name}: {check.found}. Fix: {check.fix}", markup=False)
+            console.print(
+                f"{check.symbol} {check.name}: {check.found}. Fix: {check.fix}", markup=False
+            )
     code = _worst(found)
     console.print("Everything works." if code is Exit.OK else "Broken.", markup=False)
     return code, {

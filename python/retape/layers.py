@@ -1,10 +1,10 @@
 """Recompute layer by layer: a region around each block of a model, switched on and off.
 
-    report = retape.enable(model)
-    loss = model(**batch).loss
-    loss.backward()
-    print(report)
-    retape.disable(model)
+report = retape.enable(model)
+loss = model(**batch).loss
+loss.backward()
+print(report)
+retape.disable(model)
 """
 
 from __future__ import annotations

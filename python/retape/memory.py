@@ -1,9 +1,9 @@
 """Exact bytes of tensor memory.
 
-    with retape.memory.Meter() as m:
-        loss = model(batch)
-        loss.backward()
-    print(m.peak, m.held)
+with retape.memory.Meter() as m:
+    loss = model(batch)
+    loss.backward()
+print(m.peak, m.held)
 """
 
 from collections.abc import Iterator

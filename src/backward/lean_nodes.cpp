@@ -1,8 +1,8 @@
 #include "backward/lean_nodes.h"
 
+#include "backward/gradient_memory.h"
 #include "backward/lean_node.h"
 #include "backward/lean_norms.h"
-#include "backward/gradient_memory.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
@@ -35,7 +35,7 @@ class Lent {
   SavedVariable& user_;
 };
 
-// ---- matrix products: the weight's gradient first, then the input is not needed any more --------
+// ---- matrix products: the weight's gradient first, then the input is not needed any more
 
 void copy_constants(const stock::MmBackward0& from, stock::MmBackward0& to) {
   to.self_layout = from.self_layout;
@@ -59,9 +59,15 @@ void copy_constants(const stock::AddmmBackward0& from, stock::AddmmBackward0& to
 
 void copy_constants(const stock::BmmBackward0&, stock::BmmBackward0&) {}
 
-SavedVariable& input_of(stock::MmBackward0& node) { return node.self_; }
-SavedVariable& input_of(stock::AddmmBackward0& node) { return node.mat1_; }
-SavedVariable& input_of(stock::BmmBackward0& node) { return node.self_; }
+SavedVariable& input_of(stock::MmBackward0& node) {
+  return node.self_;
+}
+SavedVariable& input_of(stock::AddmmBackward0& node) {
+  return node.mat1_;
+}
+SavedVariable& input_of(stock::BmmBackward0& node) {
+  return node.self_;
+}
 
 // Two halves of the stock node, each with some of its edges and what it has saved for those.
 template <class Stock>
@@ -82,7 +88,8 @@ class LeanProduct final : public Stock {
       return Stock::apply(std::move(grads));
     }
     std::lock_guard<std::mutex> lock(this->mutex_);
-    auto made = half(grads, [&](size_t edge) { return edge == weight; }, input_of(*this), &input_of);
+    auto made = half(
+        grads, [&](size_t edge) { return edge == weight; }, input_of(*this), &input_of);
     let_go(input_of(*this));
     auto others = half(grads, [&](size_t edge) { return edge != weight; }, this->mat2_, &weight_of);
     others[weight] = std::move(made[weight]);
@@ -109,13 +116,15 @@ class LeanProduct final : public Stock {
   }
 };
 
-// ---- products of elements: written over a factor or over the gradient that came in --------------
+// ---- products of elements: written over a factor or over the gradient that came in
 
-// grad * factor, in the memory of `over`, one of the two. Broadcast factors too: the engine sums what
-// is larger than its tensor.
+// grad * factor, in the memory of `over`, one of the two. Broadcast factors too: the engine sums
+// what is larger than its tensor.
 Tensor product_over(Tensor&& over, const Tensor& other) {
-  if (is_ours_alone(over) && is_like(other, over) && at::is_expandable_to(other.sizes(), over.sizes())) {
-    // The bytes are nobody else's by now: what this writes is no change of the tensor that was saved.
+  if (is_ours_alone(over) && is_like(other, over) &&
+      at::is_expandable_to(other.sizes(), over.sizes())) {
+    // The bytes are nobody else's by now: what this writes is no change of the tensor that was
+    // saved.
     over.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(0));
     over.mul_(other);
     return std::move(over);
@@ -199,7 +208,7 @@ class LeanPow final : public stock::PowBackward0 {
   }
 };
 
-// ---- functions of one tensor: their gradient is written over the one that came in ---------------
+// ---- functions of one tensor: their gradient is written over the one that came in
 
 void copy_constants(const stock::SiluBackward0&, stock::SiluBackward0&) {}
 void copy_constants(const stock::GeluBackward0& from, stock::GeluBackward0& to) {
@@ -214,10 +223,18 @@ void copy_constants(const stock::LogSoftmaxBackward0& from, stock::LogSoftmaxBac
   to.self_scalar_type = from.self_scalar_type;
 }
 
-SavedVariable& saved_by(stock::SiluBackward0& node) { return node.self_; }
-SavedVariable& saved_by(stock::GeluBackward0& node) { return node.self_; }
-SavedVariable& saved_by(stock::SoftmaxBackward0& node) { return node.result_; }
-SavedVariable& saved_by(stock::LogSoftmaxBackward0& node) { return node.result_; }
+SavedVariable& saved_by(stock::SiluBackward0& node) {
+  return node.self_;
+}
+SavedVariable& saved_by(stock::GeluBackward0& node) {
+  return node.self_;
+}
+SavedVariable& saved_by(stock::SoftmaxBackward0& node) {
+  return node.result_;
+}
+SavedVariable& saved_by(stock::LogSoftmaxBackward0& node) {
+  return node.result_;
+}
 
 // The gradient in new memory, and its twin that writes over `grad`.
 Tensor gradient(const stock::SiluBackward0&, const Tensor& grad, const Tensor& self) {
@@ -283,14 +300,13 @@ class LeanFunction final : public Stock {
   }
 };
 
-// ---- in the place of the stock node -------------------------------------------------------------
+// ---- in the place of the stock node
 
 template <class Lean, class Stock>
 void replace(const Tensor& result) {
   const auto& node = result.grad_fn();
   if (!node || typeid(*node) != typeid(Stock) || result.layout() != at::kStrided ||
-      result.nbytes() < least_lean_bytes() ||
-      torch::autograd::AnomalyMode::is_enabled()) {
+      result.nbytes() < least_lean_bytes() || torch::autograd::AnomalyMode::is_enabled()) {
     return;
   }
   auto& made_by_torch = static_cast<Stock&>(*node);
@@ -317,16 +333,23 @@ Row row(const char* op, const char* overload, const char* stock_name) {
 const std::vector<Row>& rows() {
   static const auto* all = new std::vector<Row>{
       row<LeanProduct<stock::MmBackward0>, stock::MmBackward0>("aten::mm", "", "MmBackward0"),
-      row<LeanProduct<stock::AddmmBackward0>, stock::AddmmBackward0>("aten::addmm", "", "AddmmBackward0"),
+      row<LeanProduct<stock::AddmmBackward0>, stock::AddmmBackward0>(
+          "aten::addmm", "", "AddmmBackward0"),
       row<LeanProduct<stock::BmmBackward0>, stock::BmmBackward0>("aten::bmm", "", "BmmBackward0"),
       row<LeanMul, stock::MulBackward0>("aten::mul", "Tensor", "MulBackward0"),
       row<LeanPow, stock::PowBackward0>("aten::pow", "Tensor_Scalar", "PowBackward0"),
-      row<LeanFunction<stock::SiluBackward0>, stock::SiluBackward0>("aten::silu", "", "SiluBackward0"),
-      row<LeanFunction<stock::GeluBackward0>, stock::GeluBackward0>("aten::gelu", "", "GeluBackward0"),
-      row<LeanFunction<stock::SoftmaxBackward0>, stock::SoftmaxBackward0>("aten::_softmax", "", "SoftmaxBackward0"),
-      row<LeanFunction<stock::LogSoftmaxBackward0>, stock::LogSoftmaxBackward0>("aten::_log_softmax", "", "LogSoftmaxBackward0"),
-      row<LeanLayerNorm, stock::NativeLayerNormBackward0>("aten::native_layer_norm", "", "NativeLayerNormBackward0"),
-      row<LeanBatchNorm, stock::NativeBatchNormBackward0>("aten::native_batch_norm", "", "NativeBatchNormBackward0"),
+      row<LeanFunction<stock::SiluBackward0>, stock::SiluBackward0>(
+          "aten::silu", "", "SiluBackward0"),
+      row<LeanFunction<stock::GeluBackward0>, stock::GeluBackward0>(
+          "aten::gelu", "", "GeluBackward0"),
+      row<LeanFunction<stock::SoftmaxBackward0>, stock::SoftmaxBackward0>(
+          "aten::_softmax", "", "SoftmaxBackward0"),
+      row<LeanFunction<stock::LogSoftmaxBackward0>, stock::LogSoftmaxBackward0>(
+          "aten::_log_softmax", "", "LogSoftmaxBackward0"),
+      row<LeanLayerNorm, stock::NativeLayerNormBackward0>(
+          "aten::native_layer_norm", "", "NativeLayerNormBackward0"),
+      row<LeanBatchNorm, stock::NativeBatchNormBackward0>(
+          "aten::native_batch_norm", "", "NativeBatchNormBackward0"),
   };
   return *all;
 }

@@ -29,7 +29,8 @@ variable_list listed(Made&& made) {
 // Small beside the whole, and large enough to be worth a call.
 int64_t slice_of(int64_t count, size_t bytes) {
   constexpr int64_t kSlices = 16;
-  const auto least = static_cast<int64_t>(4 * least_lean_bytes() * count / std::max<size_t>(bytes, 1));
+  const auto least = static_cast<int64_t>(
+      4 * least_lean_bytes() * count / std::max<size_t>(bytes, 1));
   return std::max({(count + kSlices - 1) / kSlices, least, int64_t{1}});
 }
 
@@ -49,7 +50,7 @@ bool may_be_sliced(const variable_list& grads, const torch::autograd::Node& node
 
 }  // namespace
 
-// ---- layer_norm: weight and bias, which are sums over all rows, then the rows --------------------
+// ---- layer_norm: weight and bias, which are sums over all rows, then the rows
 
 void LeanLayerNorm::take_over(Stock& node) {
   bias_ = std::move(node.bias_);
@@ -72,9 +73,10 @@ variable_list LeanLayerNorm::apply(variable_list&& grads) {
   const auto rstd = taken(result2_, this);
   auto grad = std::move(grads[0]);
   const auto shape = C10_AS_INTARRAYREF_SLOW(normalized_shape);
-  const auto backward = [&](const Tensor& dy, const Tensor& x, const Tensor& m, const Tensor& r, Wanted wanted) {
-    return at::native_layer_norm_backward(dy, x, shape, m, r, weight, bias, wanted);
-  };
+  const auto backward =
+      [&](const Tensor& dy, const Tensor& x, const Tensor& m, const Tensor& r, Wanted wanted) {
+        return at::native_layer_norm_backward(dy, x, shape, m, r, weight, bias, wanted);
+      };
   const auto wanted = wanted_of(*this);
   if (!fits_over(grad, input)) {
     return listed(backward(grad, input, mean, rstd, wanted));
@@ -98,7 +100,7 @@ variable_list LeanLayerNorm::apply(variable_list&& grads) {
   return listed(std::move(made));
 }
 
-// ---- batch_norm: every channel's gradients are its own -------------------------------------------
+// ---- batch_norm: every channel's gradients are its own
 
 void LeanBatchNorm::take_over(Stock& node) {
   eps = node.eps;
@@ -127,8 +129,9 @@ variable_list LeanBatchNorm::apply(variable_list&& grads) {
   // Of one number per channel a slice may look as if its channels came last: another kernel.
   const int64_t channels = input.size(1);
   if (!fits_over(grad, input) || input.numel() == input.size(0) * channels) {
-    return listed(at::native_batch_norm_backward(
-        grad, input, weight, running_mean, running_var, mean, invstd, training, eps, wanted));
+    return listed(
+        at::native_batch_norm_backward(
+            grad, input, weight, running_mean, running_var, mean, invstd, training, eps, wanted));
   }
   std::vector<Tensor> weights, biases;
   each_slice(channels, grad.nbytes(), [&](int64_t first, int64_t count) {
@@ -152,7 +155,9 @@ variable_list LeanBatchNorm::apply(variable_list&& grads) {
     biases.push_back(std::move(of_bias));
   });
   return {
-      std::move(grad), wanted[1] ? at::cat(weights) : Tensor(), wanted[2] ? at::cat(biases) : Tensor()};
+      std::move(grad),
+      wanted[1] ? at::cat(weights) : Tensor(),
+      wanted[2] ? at::cat(biases) : Tensor()};
 }
 
 }  // namespace retape::detail

@@ -1,6 +1,7 @@
-// Lean nodes of the norms. Their kernels have no in-place twins, but they treat rows (layer_norm) or
-// channels (batch_norm) apart: run slice by slice, each written over its part of the gradient that came
-// in, they give the same bits, and beside the saved input there is one gradient and a sixteenth.
+// Lean nodes of the norms. Their kernels have no in-place twins, but they treat rows (layer_norm)
+// or channels (batch_norm) apart: run slice by slice, each written over its part of the gradient
+// that came in, they give the same bits, and beside the saved input there is one gradient and a
+// sixteenth.
 #pragma once
 
 #include <torch/csrc/autograd/generated/Functions.h>

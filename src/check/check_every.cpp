@@ -32,8 +32,8 @@ uint64_t from_environment() {
   const auto read = std::from_chars(text.data(), end, n);  // digits, and nothing but digits
   if (read.ec != std::errc() || read.ptr != end) {
     throw UsageError(
-        "[RETAPE_CHECK] expected a number of steps below 2^64, in digits, got \"" + std::string(text) +
-        "\". Fix: RETAPE_CHECK=100 checks every 100th step, 0 none.");
+        "[RETAPE_CHECK] expected a number of steps below 2^64, in digits, got \"" +
+        std::string(text) + "\". Fix: RETAPE_CHECK=100 checks every 100th step, 0 none.");
   }
   return n;
 }

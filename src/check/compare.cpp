@@ -1,7 +1,7 @@
-#include "torch/untracked_guard.h"
-#include "tape/shape_text.h"
 #include "check/elements.h"
 #include "check/readable.h"
+#include "tape/shape_text.h"
+#include "torch/untracked_guard.h"
 
 #include <retape/compare.h>
 

@@ -28,7 +28,11 @@ Told describe_result(const Seen& then, const at::Tensor& now, const Digest& dige
   text << ", first at " << difference->first << ": " << difference->plain << " in forward, "
        << difference->recomputed << " in replay";
   const bool numbers_equal = then.copy.sizes() == now.sizes() && at::equal(then.copy, now);
-  return {numbers_equal ? "sign of zero" : difference->ulps == 1 ? "one ulp" : "values", text.str()};
+  return {
+      numbers_equal               ? "sign of zero"
+          : difference->ulps == 1 ? "one ulp"
+                                  : "values",
+      text.str()};
 }
 
 Told describe_input(const Op& op, size_t index, const at::Tensor& tensor) {
@@ -45,10 +49,12 @@ Told describe_input(const Op& op, size_t index, const at::Tensor& tensor) {
   } else if (root) {
     kind = "changed unseen";
     text << " was changed since forward, and its version does not tell";
-  } else if (const auto& made = input.value->seen;
-             made && made->digest == Digest(made->view.on(tensor.storage()), /*bits=*/true)) {
+  } else if (
+      const auto& made = input.value->seen;
+      made && made->digest == Digest(made->view.on(tensor.storage()), /*bits=*/true)) {
     kind = "changed unseen";
-    text << " is what its op made; in forward something past the dispatcher changed it before it was read";
+    text << " is what its op made; in forward something past the dispatcher changed it before it "
+            "was read";
   } else {
     text << " was changed after it had been replayed";
   }

@@ -1,7 +1,7 @@
 #include "check/digest.h"
 
-#include "torch/untracked_guard.h"
 #include "tape/view.h"
+#include "torch/untracked_guard.h"
 
 #include <retape/dry_run.h>
 
@@ -16,8 +16,11 @@
 namespace retape::detail {
 
 Digest::Digest(const at::Tensor& tensor, bool bits)
-    : sizes_(sizes_of(tensor)), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-  bits_ = bits && !DryRun::is_on() && is_plain(tensor) && tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
+    : sizes_(sizes_of(tensor)),
+      dtype_(tensor.scalar_type()),
+      device_(tensor.device()) {
+  bits_ = bits && !DryRun::is_on() && is_plain(tensor) && tensor.is_cpu() && !tensor.is_conj() &&
+      !tensor.is_neg();
   if (!bits_ || tensor.numel() == 0) {
     return;
   }

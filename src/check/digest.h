@@ -25,7 +25,8 @@ class Digest {
   // "float32 [2, 3]"
   std::string shape() const;
 
-  // "element 5 is 0.25 and now 0.5": the first of the sampled elements that differs, else the hashes.
+  // "element 5 is 0.25 and now 0.5": the first of the sampled elements that differs, else the
+  // hashes.
   std::string difference(const Digest& now) const;
 
  private:

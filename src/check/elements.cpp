@@ -61,7 +61,9 @@ template <typename Part>
 struct Complex {
   using Element = c10::complex<typename Part::Element>;
   static bool is_nan(const Element& x) { return Part::is_nan(x.real()) || Part::is_nan(x.imag()); }
-  static bool is_zero(const Element& x) { return Part::is_zero(x.real()) && Part::is_zero(x.imag()); }
+  static bool is_zero(const Element& x) {
+    return Part::is_zero(x.real()) && Part::is_zero(x.imag());
+  }
   static bool same(const Element& a, const Element& b) {
     return Part::same(a.real(), b.real()) && Part::same(a.imag(), b.imag());
   }
@@ -92,7 +94,9 @@ struct Integer {
 };
 
 struct Boolean : Integer<uint8_t> {  // read as a byte: another one than 0 and 1 is no bool
-  static std::string text(uint8_t x) { return x == 0 ? "false" : x == 1 ? "true" : "byte " + std::to_string(x); }
+  static std::string text(uint8_t x) {
+    return x == 0 ? "false" : x == 1 ? "true" : "byte " + std::to_string(x);
+  }
 };
 
 using Float = Floating<float, uint32_t, 9>;
@@ -148,7 +152,8 @@ auto with_kind(c10::ScalarType dtype, Visit visit) {
 }
 
 template <typename Kind>
-bool close(const typename Kind::Element& a, const typename Kind::Element& b, const Tolerance& tolerance) {
+bool close(
+    const typename Kind::Element& a, const typename Kind::Element& b, const Tolerance& tolerance) {
   if (Kind::same(a, b)) {
     return true;
   }
@@ -174,7 +179,11 @@ int64_t length(c10::ScalarType dtype, int64_t count) {
 }  // namespace
 
 Counted count_differing(
-    c10::ScalarType dtype, const void* plain, const void* recomputed, int64_t count, const Tolerance* tolerance) {
+    c10::ScalarType dtype,
+    const void* plain,
+    const void* recomputed,
+    int64_t count,
+    const Tolerance* tolerance) {
   return with_kind(dtype, [&](auto kind) {
     using Kind = decltype(kind);
     const auto* a = static_cast<const typename Kind::Element*>(plain);
@@ -197,7 +206,8 @@ bool all_zero(c10::ScalarType dtype, const void* data, int64_t count) {
   return with_kind(dtype, [&](auto kind) {
     using Kind = decltype(kind);
     const auto* a = static_cast<const typename Kind::Element*>(data);
-    return std::all_of(a, a + length<Kind>(dtype, count), [](const auto& x) { return Kind::is_zero(x); });
+    return std::all_of(
+        a, a + length<Kind>(dtype, count), [](const auto& x) { return Kind::is_zero(x); });
   });
 }
 
@@ -205,14 +215,16 @@ bool all_nan(c10::ScalarType dtype, const void* data, int64_t count) {
   return with_kind(dtype, [&](auto kind) {
     using Kind = decltype(kind);
     const auto* a = static_cast<const typename Kind::Element*>(data);
-    return std::all_of(a, a + length<Kind>(dtype, count), [](const auto& x) { return Kind::is_nan(x); });
+    return std::all_of(
+        a, a + length<Kind>(dtype, count), [](const auto& x) { return Kind::is_nan(x); });
   });
 }
 
 std::string element_text(c10::ScalarType dtype, const void* data, int64_t index) {
   return with_kind(dtype, [&](auto kind) {
     using Kind = decltype(kind);
-    return Kind::text(static_cast<const typename Kind::Element*>(data)[index * per_element<Kind>(dtype)]);
+    return Kind::text(
+        static_cast<const typename Kind::Element*>(data)[index * per_element<Kind>(dtype)]);
   });
 }
 

@@ -18,7 +18,11 @@ struct Counted {
 
 // `tolerance` null: bit for bit, but for NaN's payload.
 Counted count_differing(
-    c10::ScalarType dtype, const void* plain, const void* recomputed, int64_t count, const Tolerance* tolerance);
+    c10::ScalarType dtype,
+    const void* plain,
+    const void* recomputed,
+    int64_t count,
+    const Tolerance* tolerance);
 
 // All bits are zero, or those of -0.
 bool all_zero(c10::ScalarType dtype, const void* data, int64_t count);

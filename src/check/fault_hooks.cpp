@@ -2,8 +2,8 @@
 
 #ifdef RETAPE_FAULTS
 
-#include "torch/untracked_guard.h"
 #include "residency/bytes.h"
+#include "torch/untracked_guard.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -38,7 +38,8 @@ void miss_argument(const Op& op, torch::jit::Stack& stack) {
   for (size_t i = stack.size(); i-- > 0;) {
     const auto& standard = schema[i].default_value();
     const bool number = stack[i].isDouble() || stack[i].isInt() || stack[i].isBool();
-    if (number && standard && standard->isScalar() && standard->toScalar().toDouble() != stack[i].toScalar().toDouble()) {
+    if (number && standard && standard->isScalar() &&
+        standard->toScalar().toDouble() != stack[i].toScalar().toDouble()) {
       stack[i] = *standard;
       hit();
       return;
@@ -138,8 +139,11 @@ void sabotage_arguments(const Op& op, torch::jit::Stack& stack) {
 
 const OpInfo& sabotaged(const OpInfo& op) {
   if (injected(Fault::OtherOp)) {
-    for (const auto& [right, wrong] : {std::pair("aten::silu", "aten::relu"), std::pair("aten::sin", "aten::cos"),
-             std::pair("aten::relu", "aten::silu"), std::pair("aten::tanh", "aten::sigmoid")}) {
+    for (const auto& [right, wrong] :
+         {std::pair("aten::silu", "aten::relu"),
+          std::pair("aten::sin", "aten::cos"),
+          std::pair("aten::relu", "aten::silu"),
+          std::pair("aten::tanh", "aten::sigmoid")}) {
       if (op.name.name == right && op.name.overload_name.empty()) {
         hit();
         return op_info(c10::Dispatcher::singleton().findSchemaOrThrow(wrong, ""));
@@ -186,7 +190,8 @@ at::Tensor sabotaged(
     const Tape& tape, const Value& value, const View& view, at::Tensor tensor, bool again) {
   Unseen unseen;
   auto& side = aside();
-  if (injected(Fault::Layout) && tensor.dim() > 1 && tensor.is_contiguous() && tensor.numel() > tensor.size(-1)) {
+  if (injected(Fault::Layout) && tensor.dim() > 1 && tensor.is_contiguous() &&
+      tensor.numel() > tensor.size(-1)) {
     hit();
     return in_columns(tensor);
   }

@@ -1,7 +1,7 @@
 #include "check/op_snapshot.h"
 
-#include "tape/rng_snapshot.h"
 #include "tape/each_tensor.h"
+#include "tape/rng_snapshot.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -18,21 +18,21 @@ namespace retape::detail {
 
 // A value, when its op had made it.
 struct Seen {
-  View view;        // through which it is looked at, then as now
+  View view;  // through which it is looked at, then as now
   Digest digest;
   at::Tensor copy;  // of all of it, where somebody wants to count ulps
 };
 
 // An op, when it was about to run.
 struct Witness {
-  std::string name;                      // "aten::mul.Tensor"
-  std::vector<c10::IValue> args;         // those that are no tensors; None for the others
-  std::vector<Digest> inputs;            // tensors, in the order of the arguments
+  std::string name;               // "aten::mul.Tensor"
+  std::vector<c10::IValue> args;  // those that are no tensors; None for the others
+  std::vector<Digest> inputs;     // tensors, in the order of the arguments
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> scratch;  // what it updates unsaid
   Flags flags;
-  at::Generator generator;               // that it draws from; undefined: none
-  uint64_t generator_state = 0;          // hash of it
-  std::string source;                    // "model.py:31 in forward"; empty: unknown
+  at::Generator generator;       // that it draws from; undefined: none
+  uint64_t generator_state = 0;  // hash of it
+  std::string source;            // "model.py:31 in forward"; empty: unknown
 };
 
 // Of an op that is about to run on `stack`.

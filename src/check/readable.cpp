@@ -1,8 +1,8 @@
 #include "check/readable.h"
 
-#include "torch/untracked_guard.h"
 #include "residency/refillable.h"
 #include "tape/view.h"
+#include "torch/untracked_guard.h"
 
 #include <retape/error.h>
 
@@ -24,7 +24,8 @@ const char* unreadable(const at::Tensor& tensor) {
     return "is quantized";
   }
   // A subclass that only adds behaviour has its own memory; a wrapper has none.
-  const bool empty = tensor.has_storage() && tensor.numel() > 0 && tensor.storage().data() == nullptr;
+  const bool empty = tensor.has_storage() && tensor.numel() > 0 &&
+      tensor.storage().data() == nullptr;
   if (is_wrapper(tensor) && (!tensor.has_storage() || empty)) {
     return "is a wrapper subclass, whose bytes are in other tensors";
   }
@@ -41,7 +42,8 @@ at::Tensor dense(const at::Tensor& tensor, const std::string& what) {
   if (const auto* why = unreadable(tensor)) {
     throw UsageError(
         "[verify] " + (what.empty() ? "a tensor" : what) + " " + why +
-        ": expected a dense or sparse tensor, to compare its bits. Fix: hand over the dense tensors that it is "
+        ": expected a dense or sparse tensor, to compare its bits. Fix: hand over the dense "
+        "tensors that it is "
         "made of, or leave it out.");
   }
   auto result = tensor;

@@ -1,10 +1,10 @@
 #include "check/replay_checker.h"
 
 #include "check/describe_difference.h"
-#include "torch/untracked_guard.h"
+#include "tape/each_tensor.h"
 #include "tape/errors.h"
 #include "tape/region.h"
-#include "tape/each_tensor.h"
+#include "torch/untracked_guard.h"
 
 #include <retape/error.h>
 
@@ -22,7 +22,8 @@ namespace {
 
 uint64_t bytes_hash(const c10::weak_intrusive_ptr<c10::StorageImpl>& storage) {
   const auto alive = storage.lock();
-  return alive && alive->device_type() == c10::kCPU ? XXH3_64bits(alive->data(), alive->nbytes()) : 0;
+  return alive && alive->device_type() == c10::kCPU ? XXH3_64bits(alive->data(), alive->nbytes())
+                                                    : 0;
 }
 
 const at::Tensor& tensor_of(const Input& input, c10::ArrayRef<c10::IValue> args, at::Tensor& held) {
@@ -54,7 +55,7 @@ bool same_argument(const c10::IValue& then, const c10::IValue& now) {
 
 }  // namespace
 
-// ---- forward --------------------------------------------------------------------------------
+// ---- forward
 
 uint64_t Examiner::begin_tape() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -99,7 +100,7 @@ void Examiner::enter(uint64_t tape, const Op& op, const Value& value) {
   }
 }
 
-// ---- replay ---------------------------------------------------------------------------------
+// ---- replay
 
 void Examiner::before(const Op& op, const OpInfo& called, const torch::jit::Stack& stack) {
   const Witness& then = *op.witness;
@@ -117,7 +118,11 @@ void Examiner::before(const Op& op, const OpInfo& called, const torch::jit::Stac
     if (!then.args[i].isNone() && !same_argument(then.args[i], args[i])) {
       const auto& name = called.handle.schema().arguments()[i].name();
       mislead(op);
-      found(op, "argument", "argument \"" + name + "\": expected " + text_of(then.args[i]) + ", got " + text_of(args[i]));
+      found(
+          op,
+          "argument",
+          "argument \"" + name + "\": expected " + text_of(then.args[i]) + ", got " +
+              text_of(args[i]));
     }
   }
   if (const auto now = Flags::now(); !(now == *op.flags)) {
@@ -158,11 +163,15 @@ void Examiner::examine_generator(
   mislead(op);
   const auto standard = at::globalContext().defaultGenerator(used.device());
   if (then.generator == standard) {
-    found(op, "generator state", "the default generator is not in the state that it had in forward");
+    found(
+        op, "generator state", "the default generator is not in the state that it had in forward");
   } else if (used == standard) {
     found(op, "wrong generator", "expected the generator that it was given, got the default one");
   } else {
-    found(op, "private generator", "the generator that it was given is not in the state that it had in forward");
+    found(
+        op,
+        "private generator",
+        "the generator that it was given is not in the state that it had in forward");
   }
 }
 
@@ -183,7 +192,8 @@ void Examiner::examine_input(const Op& op, size_t index, const at::Tensor& tenso
 }
 
 // Ops read a value through views of their own: as its op made it, it may be known.
-bool Examiner::is_known_to_be_wrong(const Value& value, const at::Tensor& tensor, const Digest& now) {
+bool Examiner::is_known_to_be_wrong(
+    const Value& value, const at::Tensor& tensor, const Digest& now) {
   bool known = !wrong_.insert(now.hash()).second;
   if (const auto& made = value.seen) {
     const Digest whole(made->view.on(tensor.storage()), /*bits=*/true);
@@ -207,7 +217,10 @@ void Examiner::after(const Op& op) {
   }
   for (size_t i = 0; i < hashes.size(); ++i) {
     if (bytes_hash(op.witness->scratch[i]) != hashes[i]) {
-      found(op, "written by replay", "running statistics that forward had moved already were moved again");
+      found(
+          op,
+          "written by replay",
+          "running statistics that forward had moved already were moved again");
     }
   }
 }
@@ -247,7 +260,11 @@ void Examiner::unpacked(
   const Op& op = *value.recipe;
   const Seen& then = *value.seen;
   if (tensor.scalar_type() != saved.dtype()) {
-    found(op, "dtype", std::string("saved as ") + c10::toString(saved.dtype()) + ", came back as " + c10::toString(tensor.scalar_type()));
+    found(
+        op,
+        "dtype",
+        std::string("saved as ") + c10::toString(saved.dtype()) + ", came back as " +
+            c10::toString(tensor.scalar_type()));
     return;
   }
   if (tensor.sizes() != saved.sizes() || tensor.strides() != saved.strides()) {
@@ -270,7 +287,8 @@ void Examiner::unpacked(
     if (const auto it = made_.find(now.hash()); it != made_.end()) {
       const bool here = it->second.tape == tape;
       kind = here ? "swapped" : "stale";
-      text = here ? "autograd gets what op " + std::to_string(it->second.op) + " made, and saved what op " + std::to_string(op.order) + " made"
+      text = here ? "autograd gets what op " + std::to_string(it->second.op) +
+              " made, and saved what op " + std::to_string(op.order) + " made"
                   : "autograd gets what an earlier step had saved";
     } else if (again) {
       kind = "second unpack";
@@ -280,7 +298,7 @@ void Examiner::unpacked(
   found(op, kind, text + ": " + then.digest.difference(now));
 }
 
-// ---- what was found -------------------------------------------------------------------------
+// ---- what was found
 
 void Examiner::found(const Op& op, std::string kind, const std::string& what) {
   const auto name = c10::toString(op.info->name);
@@ -310,7 +328,8 @@ std::vector<SeenRegion> Examiner::regions() const {
   std::vector<SeenRegion> seen;
   for (const auto& region : regions_) {
     const auto stats = region->stats();
-    seen.push_back({region->name, stats.ops_recorded, stats.ops_replayed, 0, region->kept_ops.all()});
+    seen.push_back(
+        {region->name, stats.ops_recorded, stats.ops_replayed, 0, region->kept_ops.all()});
   }
   for (const auto& call : calls_) {
     seen.push_back({call->name, 0, 0, call->reruns.load(), {}});

@@ -73,8 +73,8 @@ class Examiner {
   uint64_t bytes_held() const;  // replayed for graphs that are gone
 
  private:
-  // Tokens hold the tape: while it is there, so is the graph. Eager too holds graphs for ever that own a
-  // tensor whose history they are (saved, then written in place).
+  // Tokens hold the tape: while it is there, so is the graph. Eager too holds graphs for ever that
+  // own a tensor whose history they are (saved, then written in place).
   struct Replayed {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     c10::weak_intrusive_ptr<Tape> tape;
@@ -98,10 +98,11 @@ class Examiner {
   std::vector<Finding> findings_;
   std::vector<std::shared_ptr<Region>> regions_;
   std::vector<std::shared_ptr<SeenCall>> calls_;
-  std::unordered_map<uint64_t, Where> made_;  // by hash: where bytes come from that should not be there
+  std::unordered_map<uint64_t, Where>
+      made_;  // by hash: where bytes come from that should not be there
   std::vector<Replayed> replayed_;
-  std::unordered_set<uint64_t> wrong_;          // hashes of what was found; and of what came of it
-  std::unordered_set<const Op*> misled_;        // ops that run on such bytes
+  std::unordered_set<uint64_t> wrong_;    // hashes of what was found; and of what came of it
+  std::unordered_set<const Op*> misled_;  // ops that run on such bytes
   std::unordered_map<const Op*, std::vector<uint64_t>> scratch_;  // hashes, while the op runs
   uint64_t tapes_ = 0;
   uint64_t values_checked_ = 0;

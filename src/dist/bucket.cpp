@@ -51,7 +51,8 @@ std::vector<Bucket> make_buckets(std::vector<Entry> entries, int64_t bucket_byte
   std::map<std::tuple<at::ScalarType, c10::DeviceType, int>, size_t> open;
   for (auto& entry : entries) {
     const auto device = entry.tensor.device();
-    const auto kind = std::make_tuple(entry.tensor.scalar_type(), device.type(), static_cast<int>(device.index()));
+    const auto kind = std::make_tuple(
+        entry.tensor.scalar_type(), device.type(), static_cast<int>(device.index()));
     const auto it = open.find(kind);
     if (it == open.end() || buckets[it->second].bytes >= bucket_bytes) {
       open[kind] = buckets.size();

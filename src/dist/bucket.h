@@ -26,13 +26,15 @@ struct Bucket {
   void copy_back(const at::Tensor& flat) const;
 };
 
-// In order; a bucket ends when it is full. Tensors of other dtypes or devices go to buckets of their own.
+// In order; a bucket ends when it is full. Tensors of other dtypes or devices go to buckets of
+// their own.
 std::vector<Bucket> make_buckets(std::vector<Entry> entries, int64_t bucket_bytes);
 
 // Names, dtypes and shapes, in order.
 std::string text_of(const std::vector<Entry>& entries);
 
-// "" or what is not finite when it has the dtype in which it travels: name, how many, the first one.
+// "" or what is not finite when it has the dtype in which it travels: name, how many, the first
+// one.
 std::string not_finite(const std::vector<Entry>& entries, std::optional<at::ScalarType> wire);
 
 }  // namespace retape::dist::detail

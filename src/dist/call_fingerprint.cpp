@@ -20,8 +20,10 @@ using Clock = std::chrono::steady_clock;
 constexpr char kAgreed[] = "agreed";
 constexpr char kBad[] = "bad";
 constexpr char kTrouble[] = "trouble";
-constexpr char kGaveUp[] = "gave up ";  // then after how many milliseconds, and the indices of the absent
-constexpr char kWithdrawn[] = "withdrawn ";  // then the index of the rank whose caller was interrupted
+constexpr char kGaveUp[] =
+    "gave up ";  // then after how many milliseconds, and the indices of the absent
+constexpr char kWithdrawn[] =
+    "withdrawn ";  // then the index of the rank whose caller was interrupted
 
 // For a store to wait: who waits is woken.
 constexpr std::chrono::hours kWithoutEnd{24};
@@ -52,11 +54,15 @@ bool is_complaint(const std::string& said) {
 }
 
 // Whoever waits at the gate has waited for them in vain.
-void decide_in_vain(const Board& board, uint64_t gate, Milliseconds waited, const std::vector<int>& missing) {
-  board.decide("gate/" + std::to_string(gate), kGaveUp + std::to_string(waited.count()) + " " + numbers_text(missing));
+void decide_in_vain(
+    const Board& board, uint64_t gate, Milliseconds waited, const std::vector<int>& missing) {
+  board.decide(
+      "gate/" + std::to_string(gate),
+      kGaveUp + std::to_string(waited.count()) + " " + numbers_text(missing));
 }
 
-// Of a long text the first of its entries that is not in the other, of as many: "sum ..., "w7" Float[3], ...".
+// Of a long text the first of its entries that is not in the other, of as many: "sum ..., "w7"
+// Float[3], ...".
 std::string in_short(const std::string& text, const std::string& other) {
   constexpr size_t kMost = 240;
   constexpr std::string_view kBetween = ", \"";
@@ -69,8 +75,8 @@ std::string in_short(const std::string& text, const std::string& other) {
   const auto begin = before == std::string::npos ? 0 : before;
   const auto end = std::min(text.find(kBetween, std::max(differ, begin + 1)), begin + kMost);
   const auto left_out = [](bool is) { return is ? " ..." : ""; };
-  return (begin > 0 ? text.substr(0, text.find('"')) + "..." : "") + text.substr(begin, end - begin) +
-      left_out(end < text.size());
+  return (begin > 0 ? text.substr(0, text.find('"')) + "..." : "") +
+      text.substr(begin, end - begin) + left_out(end < text.size());
 }
 
 using Said = std::map<std::string, std::vector<int>>;
@@ -91,7 +97,8 @@ Said::const_iterator usual_among(const Said& said) {
 
 }  // namespace
 
-Agreement::Agreement(Board board, Board words, std::vector<int> ranks, int index, std::function<void()> goes_on)
+Agreement::Agreement(
+    Board board, Board words, std::vector<int> ranks, int index, std::function<void()> goes_on)
     : board_(std::move(board)),
       ranks_(std::move(ranks)),
       index_(index),
@@ -147,7 +154,8 @@ std::string Agreement::gate_for(const Call& call) {
   // Nobody comes to a call before all have come to the one before it.
   const auto come = static_cast<uint64_t>(board_.store->add(board_.key("come"), 1));
   if (come == sequence() * ranks_.size()) {
-    return board_.decide(key_at("gate"), call.complaint.empty() && all_would(mark) ? kAgreed : kBad);
+    return board_.decide(
+        key_at("gate"), call.complaint.empty() && all_would(mark) ? kAgreed : kBad);
   }
   at_gate_ = sequence();
   board_.store->wait({board_.key(key_at("gate"))}, kWithoutEnd);
@@ -251,14 +259,17 @@ void Agreement::explain_absence(const Call& call, const std::string& gate) {
   std::sort(to_blame.begin(), to_blame.end());
   to_blame.erase(std::unique(to_blame.begin(), to_blame.end()), to_blame.end());
   // One that is only late may come while this looks for who is to blame.
-  const bool had_come = std::all_of(
-      missing.begin(), missing.end(), [&](int index) { return roll_.has_left(index) && has_come(index); });
+  const bool had_come = std::all_of(missing.begin(), missing.end(), [&](int index) {
+    return roll_.has_left(index) && has_come(index);
+  });
   raise(
       at(call) + ranks_text(late) +
-          (had_come ? " came, and can no longer take part" : " did not come within " + waited + " ms") +
+          (had_come ? " came, and can no longer take part"
+                    : " did not come within " + waited + " ms") +
           ". Nothing was sent." +
           (whys.empty() ? " It has ended, is stopped, or skipped the call." : whys) +
-          " Fix: look at the output of " + ranks_text(to_blame) + "; a longer timeout if it is only slow.",
+          " Fix: look at the output of " + ranks_text(to_blame) +
+          "; a longer timeout if it is only slow.",
       to_blame);
 }
 
@@ -293,12 +304,16 @@ std::vector<Answer> Agreement::call_the_roll() {
   return answers;
 }
 
-void Agreement::blame(const Call& call, const std::vector<Answer>& answers, const std::string& reason) {
+void Agreement::blame(
+    const Call& call, const std::vector<Answer>& answers, const std::string& reason) {
   throw roll_.say(failure_of(call, ranks_, answers, reason));
 }
 
 CollectiveError failure_of(
-    const Call& call, const std::vector<int>& ranks, const std::vector<Answer>& answers, const std::string& reason) {
+    const Call& call,
+    const std::vector<int>& ranks,
+    const std::vector<Answer>& answers,
+    const std::string& reason) {
   std::vector<int> silent;
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (answers[i] == Answer::None) {
@@ -307,8 +322,9 @@ CollectiveError failure_of(
   }
   return CollectiveError(
       "[" + call.group + "] " + call.text + ": " +
-          (silent.empty() ? "failed, and all ranks are there" : ranks_text(silent) + " ended or stopped") + ": " +
-          reason + ". Nothing that was given has changed. Fix: look at the output of " +
+          (silent.empty() ? "failed, and all ranks are there"
+                          : ranks_text(silent) + " ended or stopped") +
+          ": " + reason + ". Nothing that was given has changed. Fix: look at the output of " +
           (silent.empty() ? "all ranks." : ranks_text(silent) + "."),
       silent);
 }
@@ -319,8 +335,9 @@ void Agreement::raise(const std::string& text, std::vector<int> ranks) {
 
 // What every rank would do, and which ranks would; waits for texts that are on their way.
 Said Agreement::texts_of_all(const Call& call) {
-  board_.write(key_at("text") + "/" + std::to_string(index_),
-               call.complaint.empty() ? "." + call.group + "\n" + call.text : "!" + call.complaint);
+  board_.write(
+      key_at("text") + "/" + std::to_string(index_),
+      call.complaint.empty() ? "." + call.group + "\n" + call.text : "!" + call.complaint);
   goes_on_();
   const auto until = Clock::now() + kPatience;
   Said said;
@@ -353,7 +370,8 @@ void Agreement::explain_difference(const Call& call) {
     });
     return ranks_text(ranks) +
         (is_complaint(what) ? ": " + what.substr(1)
-                            : " would " + in_short(text_in(what), other == said.end() ? "" : text_in(other->first)) +
+                            : " would " +
+                 in_short(text_in(what), other == said.end() ? "" : text_in(other->first)) +
                  (groups.size() > 1 ? " in \"" + group_in(what) + "\"" : ""));
   };
   std::string text = "[" + call.group + "] call " + std::to_string(sequence()) + ": ";
@@ -372,7 +390,9 @@ void Agreement::explain_difference(const Call& call) {
   std::sort(odd.begin(), odd.end());
   raise(
       text + ". Nothing was sent." +
-          (calls < 2 ? "" : " Fix: every rank makes the same calls with the same tensors in the same order."),
+          (calls < 2
+               ? ""
+               : " Fix: every rank makes the same calls with the same tensors in the same order."),
       odd);
 }
 

@@ -27,10 +27,12 @@ Counted counted(const std::vector<Held>& held) {
   for (const auto& [parameters, replicas, elsewhere] : held) {
     for (const auto& parameter : parameters) {
       if (parameter.grad().defined()) {
-        detail::check_dense("clip_grad_norm", "a gradient", parameter.grad());  // on all that have it
+        detail::check_dense(
+            "clip_grad_norm", "a gradient", parameter.grad());  // on all that have it
       }
       if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
-        (replicas.leads() && !elsewhere ? gradients.here : gradients.elsewhere).push_back(parameter.grad());
+        (replicas.leads() && !elsewhere ? gradients.here : gradients.elsewhere)
+            .push_back(parameter.grad());
       }
     }
   }
@@ -39,7 +41,10 @@ Counted counted(const std::vector<Held>& held) {
 
 // `what` is agreed on: ranks that clip by other numbers would drift apart.
 double total_norm(
-    const std::vector<at::Tensor>& gradients, const Group& everyone, double type, const std::string& what) {
+    const std::vector<at::Tensor>& gradients,
+    const Group& everyone,
+    double type,
+    const std::string& what) {
   if (std::isinf(type)) {
     double largest = 0;
     for (const auto& gradient : gradients) {
@@ -52,15 +57,18 @@ double total_norm(
       }
     }
     double most = 0;
-    for (const auto& other : everyone.gather("largest gradient, " + what, at::full({1}, largest, at::kDouble))) {
+    for (const auto& other :
+         everyone.gather("largest gradient, " + what, at::full({1}, largest, at::kDouble))) {
       const auto there = other.item<double>();
-      most = std::isnan(there) || std::isnan(most) ? std::numeric_limits<double>::quiet_NaN() : std::max(most, there);
+      most = std::isnan(there) || std::isnan(most) ? std::numeric_limits<double>::quiet_NaN()
+                                                   : std::max(most, there);
     }
     return most;
   }
   const auto sum = at::zeros({1}, at::kDouble);
   for (const auto& gradient : gradients) {
-    sum.add_(gradient.detach().abs().to(at::kDouble).pow(type).sum().cpu());  // complex ones have one, too
+    sum.add_(gradient.detach().abs().to(at::kDouble).pow(type).sum().cpu());  // complex ones have
+                                                                              // one, too
   }
   detail::sum_in_place(everyone, "powers of gradients, " + what, sum).wait();
   return std::pow(sum.item<double>(), 1 / type);
@@ -72,15 +80,20 @@ double clip_grad_norm(
     const std::vector<Held>& held, double max_norm, const Group& everyone, ClipOptions options) {
   if (!(options.norm_type > 0)) {
     throw UsageError(
-        "[clip_grad_norm] norm_type is " + std::to_string(options.norm_type) + ". Fix: a number above 0, or infinity.");
+        "[clip_grad_norm] norm_type is " + std::to_string(options.norm_type) +
+        ". Fix: a number above 0, or infinity.");
   }
   const at::NoGradGuard no_grad;
   auto gradients = counted(held);
   // The largest of all is the same, however often it is counted.
-  const auto replicas = std::isinf(options.norm_type) ? 0 : static_cast<int64_t>(gradients.elsewhere.size());
-  const auto change = detail::pass(Place::Norm, "norm", everyone.name(), everyone.size(), replicas).mutation;
+  const auto replicas = std::isinf(options.norm_type)
+      ? 0
+      : static_cast<int64_t>(gradients.elsewhere.size());
+  const auto change =
+      detail::pass(Place::Norm, "norm", everyone.name(), everyone.size(), replicas).mutation;
   if (change == Mutation::EveryReplica) {
-    gradients.here.insert(gradients.here.end(), gradients.elsewhere.begin(), gradients.elsewhere.end());
+    gradients.here.insert(
+        gradients.here.end(), gradients.elsewhere.begin(), gradients.elsewhere.end());
   }
   std::ostringstream what;
   what << std::setprecision(17) << "norm_type " << options.norm_type << ", max_norm " << max_norm;
@@ -91,7 +104,8 @@ double clip_grad_norm(
         ". Fix: SumReducer's check_finite names rank and parameter.");
   }
   const double ratio = max_norm / (norm + 1e-6);
-  const double factor = ratio > 1 ? 1 : ratio;  // as torch: a norm that is NaN makes all of them NaN
+  const double factor = ratio > 1 ? 1
+                                  : ratio;  // as torch: a norm that is NaN makes all of them NaN
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& [parameters, leaders, elsewhere] : held) {
     for (const auto& parameter : parameters) {

@@ -14,7 +14,8 @@ namespace retape::dist::detail {
 using Clock = std::chrono::steady_clock;
 
 Courier::Registry& Courier::registry() {
-  static auto& registry = *new Registry();  // threads that were left behind may outlive what is static
+  static auto& registry =
+      *new Registry();  // threads that were left behind may outlive what is static
   return registry;
 }
 
@@ -42,15 +43,18 @@ std::shared_ptr<Courier> Courier::of(Transport transport) {
   const SigpipeBlocked in_its_threads;
   self->thread_ = std::thread([self] { self->run(); });
   self->sentry_ = std::thread([self] { self->watch(); });
-  // Whoever still has a weak pointer keeps the deleter: it lets go of the courier, and so of the store.
-  std::shared_ptr<Courier> held(self.get(), [owned = std::shared_ptr<Courier>(self)](Courier* courier) mutable {
-    if (courier->process_ == ::getpid()) {
-      courier->end();
-    } else {
-      new auto(owned);  // in a fork, which has none of its threads, and may have its lock: so it never ends
-    }
-    owned.reset();
-  });
+  // Whoever still has a weak pointer keeps the deleter: it lets go of the courier, and so of the
+  // store.
+  std::shared_ptr<Courier> held(
+      self.get(), [owned = std::shared_ptr<Courier>(self)](Courier* courier) mutable {
+        if (courier->process_ == ::getpid()) {
+          courier->end();
+        } else {
+          new auto(owned);  // in a fork, which has none of its threads, and may have its lock: so
+                            // it never ends
+        }
+        owned.reset();
+      });
   if (process_group) {
     known.held[process_group] = held;
     known.past.erase(process_group);
@@ -109,7 +113,9 @@ void Courier::leave() {
   }
   for (const auto& courier : all) {
     std::unique_lock lock(courier->mutex_);
-    const auto left = [&] { return courier->unwatched_ || courier->under_way_.left; };  // in a store, for good
+    const auto left = [&] {
+      return courier->unwatched_ || courier->under_way_.left;
+    };  // in a store, for good
     courier->changed_.wait_for(lock, courier->to_rest(), left);
   }
 }
@@ -117,7 +123,8 @@ void Courier::leave() {
 void Courier::start(std::shared_ptr<Job> job) {
   if (::getpid() != process_) {
     throw UsageError(
-        "[" + job->call.group + "] " + job->call.text + ": this process is a fork of the one that made the group, " +
+        "[" + job->call.group + "] " + job->call.text +
+        ": this process is a fork of the one that made the group, " +
         "and has none of its threads. Fix: make groups after the fork.");
   }
   ++registry().started;
@@ -125,7 +132,8 @@ void Courier::start(std::shared_ptr<Job> job) {
   const std::lock_guard guard(mutex_);
   if (leaving_) {
     throw UsageError(
-        "[" + job->call.group + "] " + job->call.text + ": this process is ending, and its groups have ended before it.");
+        "[" + job->call.group + "] " + job->call.text +
+        ": this process is ending, and its groups have ended before it.");
   }
   done = std::exchange(done_, {});
   jobs_.push_back(std::move(job));
@@ -138,7 +146,8 @@ void Courier::wait(Job& job) {
   auto& [moving, left, due, until] = under_way_;
   bool stopped = false;
   while (!job.done) {
-    changed_.wait_until(lock, std::min(until, Clock::now() + kPulse), [&] { return job.done || left; });
+    changed_.wait_until(
+        lock, std::min(until, Clock::now() + kPulse), [&] { return job.done || left; });
     if (!job.done && !left) {
       lock.unlock();
       call_while_waiting(job);
@@ -146,7 +155,8 @@ void Courier::wait(Job& job) {
     }
     const auto late = until < Clock::time_point::max() ? Clock::now() - until : Clock::duration(-1);
     if (!job.done && !stopped && late >= kOverslept) {
-      stopped = true;  // this process itself: its threads were as well, and are given a second chance
+      stopped =
+          true;  // this process itself: its threads were as well, and are given a second chance
       until = Clock::now() + kGrace;
     } else if (!job.done && late.count() >= 0) {
       broken_ = broken_ ? broken_ : store_is_gone(job.call);
@@ -170,11 +180,12 @@ void Courier::call_while_waiting(Job& job) {
   try {
     call();
   } catch (...) {
-    // Its result would go nowhere. The sentry tells those who wait for others, before the caller may let go of the
-    // group, and with it of the sentry.
+    // Its result would go nowhere. The sentry tells those who wait for others, before the caller
+    // may let go of the group, and with it of the sentry.
     std::unique_lock lock(mutex_);
     job.withdrawn = true;
-    changed_.wait_for(lock, kGrace, [&] { return job.done || under_way_.moving || under_way_.left; });
+    changed_.wait_for(
+        lock, kGrace, [&] { return job.done || under_way_.moving || under_way_.left; });
     throw;
   }
 }
@@ -200,7 +211,8 @@ std::shared_ptr<Job> Courier::start_abandoning() {
   return job;
 }
 
-// It raises what others are told, or that the store is gone; the caller has a reason of its own to leave.
+// It raises what others are told, or that the store is gone; the caller has a reason of its own to
+// leave.
 void Courier::wait_in_any_case(Job& job) {
   try {
     wait(job);
@@ -229,7 +241,8 @@ void Courier::abandon_all() {
 }
 
 void Courier::make_process_group(const std::function<ProcessGroupPtr(const StorePtr&)>& make) {
-  transport_.process_group = make(c10::make_intrusive<c10d::PrefixStore>(own_->prefix + "transport", own_->store));
+  transport_.process_group = make(
+      c10::make_intrusive<c10d::PrefixStore>(own_->prefix + "transport", own_->store));
 }
 
 void Courier::run() {
@@ -303,7 +316,9 @@ void Courier::connect() {
     own_words_ = beside(*own_, transport_.store, transport_.words);
     const std::lock_guard guard(mutex_);
     agreement_ = std::make_unique<Agreement>(
-        *own_, *own_words_, transport_.ranks, transport_.index, [this] { expect(Milliseconds(0)); });
+        *own_, *own_words_, transport_.ranks, transport_.index, [this] {
+          expect(Milliseconds(0));
+        });
   }
 }
 
@@ -314,7 +329,8 @@ void Courier::move(Job& job) {
     under_way_.moving = true;
     under_way_.due = Clock::now() + job.call.timeout + kLate;
   }
-  const auto stream = job.stream ? c10::OptionalStreamGuard(*job.stream) : c10::OptionalStreamGuard();
+  const auto stream = job.stream ? c10::OptionalStreamGuard(*job.stream)
+                                 : c10::OptionalStreamGuard();
   const at::NoGradGuard no_grad;
   std::string reason;
   try {
@@ -340,7 +356,8 @@ std::exception_ptr Courier::store_is_gone(const Call& call) const {
   }
   return std::make_exception_ptr(CollectiveError(
       "[" + call.group + "] " + call.text + ": the store does not answer. " + who +
-          ", and has ended or is stopped. Nothing that was given has changed. Fix: look at its output.",
+          ", and has ended or is stopped. Nothing that was given has changed. Fix: look at its "
+          "output.",
       host));
 }
 
@@ -392,7 +409,8 @@ std::string Courier::word(const Board& board) {
   if (jobs_.empty() || !agreement_ || !board_ || board_->store != board.store) {
     return "";
   }
-  return word_of(Waiting{jobs_.front()->call.group, board_->prefix, agreement_->sequence(), transport_.ranks});
+  return word_of(
+      Waiting{jobs_.front()->call.group, board_->prefix, agreement_->sequence(), transport_.ranks});
 }
 
 }  // namespace retape::dist::detail

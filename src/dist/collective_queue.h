@@ -1,11 +1,13 @@
-// Courier: makes the calls of one process group, one after the other, whichever Group they come through.
+// Courier: makes the calls of one process group, one after the other, whichever Group they come
+// through.
 //
-// The transport pairs calls by their order, and knows nothing else of them: two threads that call the same
-// process group mix up what they send. So a process has one courier for each, with its one agreement.
+// The transport pairs calls by their order, and knows nothing else of them: two threads that call
+// the same process group mix up what they send. So a process has one courier for each, with its one
+// agreement.
 //
-// Two threads, which only touch what a courier owns: one makes the calls, over a connection to the store
-// of its own; the other is the sentry's, over a connection that all groups of the process share. Both may
-// sit in a store that no longer answers, and are then left behind.
+// Two threads, which only touch what a courier owns: one makes the calls, over a connection to the
+// store of its own; the other is the sentry's, over a connection that all groups of the process
+// share. Both may sit in a store that no longer answers, and are then left behind.
 #pragma once
 
 #include "dist/call_fingerprint.h"
@@ -33,9 +35,9 @@ namespace retape::dist::detail {
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// One call. `move` runs on the courier's thread, after the ranks have agreed: it touches nothing that the
-// caller can see, so an error leaves the caller's tensors as they were, and a tape that records the
-// caller's ops sees none of it. `finish` runs in wait, on the caller's thread.
+// One call. `move` runs on the courier's thread, after the ranks have agreed: it touches nothing
+// that the caller can see, so an error leaves the caller's tensors as they were, and a tape that
+// records the caller's ops sees none of it. `finish` runs in wait, on the caller's thread.
 class Job {
  public:
   Call call;
@@ -57,7 +59,8 @@ struct Transport {
   std::vector<int> ranks;
   int index;
   std::optional<int> store_host;
-  int life = 0;  // set by the courier: how many process groups of these keys there were before in this process
+  int life = 0;  // set by the courier: how many process groups of these keys there were before in
+                 // this process
 };
 
 class Courier {
@@ -65,29 +68,31 @@ class Courier {
   // The process's one for that process group. It ends with the last who holds it.
   static std::shared_ptr<Courier> of(Transport transport);
 
-  // This process ends: no courier makes another call, and who waits for one is told, of process groups whose couriers
-  // have ended too. One that hosts the store serves it until the others have left as well or no longer answer, for a
-  // minute at the longest.
+  // This process ends: no courier makes another call, and who waits for one is told, of process
+  // groups whose couriers have ended too. One that hosts the store serves it until the others have
+  // left as well or no longer answer, for a minute at the longest.
   static void leave();
   static void set_while_waiting(WhileWaiting call);
 
   void start(std::shared_ptr<Job> job);
   // This process waits for no call that is under way any longer: it was interrupted. As in wait.
   void withdraw();
-  // Nor does it make another: others that come to one raise. Returns when they can know, or when the store does not
-  // answer.
+  // Nor does it make another: others that come to one raise. Returns when they can know, or when
+  // the store does not answer.
   void abandon();
   // Of every process group of this process.
   static void abandon_all();
-  // CollectiveError. An exception of what is called while it waits (an interrupt) ends the wait, and withdraws the job:
-  // other ranks raise too, unless all have come.
+  // CollectiveError. An exception of what is called while it waits (an interrupt) ends the wait,
+  // and withdraws the job: other ranks raise too, unless all have come.
   void wait(Job& job);
 
-  // From a job's move: the process group for the jobs that follow. `make` gets a store of its own keys.
+  // From a job's move: the process group for the jobs that follow. `make` gets a store of its own
+  // keys.
   void make_process_group(const std::function<ProcessGroupPtr(const StorePtr&)>& make);
 
  private:
-  // How long after its time a store may still answer. Finding out who is to blame takes kPatience of it.
+  // How long after its time a store may still answer. Finding out who is to blame takes kPatience
+  // of it.
   static constexpr Milliseconds kGrace{1700};
   // How long after its time a transport may say that it is over.
   static constexpr Milliseconds kLate{200};
@@ -108,7 +113,9 @@ class Courier {
   Board shared_board() const;
 
   explicit Courier(Transport transport)
-      : transport_(std::move(transport)), made_here_(!transport_.process_group), process_(::getpid()) {}
+      : transport_(std::move(transport)),
+        made_here_(!transport_.process_group),
+        process_(::getpid()) {}
   void end();
   std::chrono::milliseconds to_rest() const;
 
@@ -143,8 +150,8 @@ class Courier {
   std::string word(const Board& board);
 
   Transport transport_;
-  const bool made_here_;  // its process group; others may be served by a courier again
-  const pid_t process_;  // a fork of it has no threads
+  const bool made_here_;             // its process group; others may be served by a courier again
+  const pid_t process_;              // a fork of it has no threads
   std::shared_ptr<Courier> before_;  // of the same process group, with calls that nobody waited for
   std::optional<Board> own_;         // the courier's thread's
   std::optional<Board> own_words_;   // likewise
@@ -153,30 +160,31 @@ class Courier {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::condition_variable wake_;  // the sentry, which sleeps between two looks
+  std::condition_variable wake_;           // the sentry, which sleeps between two looks
   std::deque<std::shared_ptr<Job>> jobs_;  // the first one is under way
-  // Tensors that end with a job may be Python's, and a thread that asks for the GIL while Python ends is ended
-  // where it stands. So jobs end on the threads of those who call.
+  // Tensors that end with a job may be Python's, and a thread that asks for the GIL while Python
+  // ends is ended where it stands. So jobs end on the threads of those who call.
   std::vector<std::shared_ptr<Job>> done_;
-  std::unique_ptr<Agreement> agreement_;   // the courier's thread alone calls it
-  std::optional<Board> board_;             // for the sentry
-  std::optional<Board> words_;             // for both threads
+  std::unique_ptr<Agreement> agreement_;  // the courier's thread alone calls it
+  std::optional<Board> board_;            // for the sentry
+  std::optional<Board> words_;            // for both threads
   std::exception_ptr broken_;
   // Of the first job.
   struct UnderWay {
     bool moving = false;  // it was agreed on
     bool left = false;    // the courier's thread is left with it
-    // When the sentry looks after it: nobody at the gate looks at the clock, and transports wait longer than they are
-    // told. And until when the thread must have got on with it: a store whose host is stopped may never answer.
+    // When the sentry looks after it: nobody at the gate looks at the clock, and transports wait
+    // longer than they are told. And until when the thread must have got on with it: a store whose
+    // host is stopped may never answer.
     std::chrono::steady_clock::time_point due = std::chrono::steady_clock::time_point::max();
     std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
   };
   UnderWay under_way_;
   bool ending_ = false;
-  bool leaving_ = false;  // with the process
-  bool unwatched_ = false;  // the sentry's thread has ended
+  bool leaving_ = false;      // with the process
+  bool unwatched_ = false;    // the sentry's thread has ended
   bool left_behind_ = false;  // its threads, which end when they can
-  int busy_ = 0;  // threads that may sit in a store, or wait for the end of a tensor
+  int busy_ = 0;              // threads that may sit in a store, or wait for the end of a tensor
 };
 
 }  // namespace retape::dist::detail

@@ -10,8 +10,8 @@ namespace retape::dist {
 
 namespace {
 
-// What the process's one Watch has seen. Steps may sum on threads of autograd's engine, so it is not
-// a thread's own.
+// What the process's one Watch has seen. Steps may sum on threads of autograd's engine, so it is
+// not a thread's own.
 struct Watched {
   std::vector<Break> breaks;
   std::vector<Contribution> seen;
@@ -35,69 +35,106 @@ void begin(Watched what) {
 
 const char* text(Place place) {
   switch (place) {
-    case Place::Sum: return "sum";
-    case Place::Once: return "once";
-    case Place::Count: return "count";
-    case Place::Residual: return "residual";
-    case Place::Gradient: return "gradient";
-    case Place::Norm: return "norm";
+    case Place::Sum:
+      return "sum";
+    case Place::Once:
+      return "once";
+    case Place::Count:
+      return "count";
+    case Place::Residual:
+      return "residual";
+    case Place::Gradient:
+      return "gradient";
+    case Place::Norm:
+      return "norm";
   }
   return "";
 }
 
 const char* text(Mutation mutation) {
   switch (mutation) {
-    case Mutation::None: return "none";
-    case Mutation::Drop: return "drop";
-    case Mutation::Double: return "double";
-    case Mutation::OnAllRanks: return "on all ranks";
-    case Mutation::Average: return "average";
-    case Mutation::TimesGroup: return "times group";
-    case Mutation::LocalCount: return "local count";
-    case Mutation::OtherCount: return "other count";
-    case Mutation::LocalValue: return "local value";
-    case Mutation::EveryReplica: return "every replica";
-    case Mutation::Weighted: return "weighted";
+    case Mutation::None:
+      return "none";
+    case Mutation::Drop:
+      return "drop";
+    case Mutation::Double:
+      return "double";
+    case Mutation::OnAllRanks:
+      return "on all ranks";
+    case Mutation::Average:
+      return "average";
+    case Mutation::TimesGroup:
+      return "times group";
+    case Mutation::LocalCount:
+      return "local count";
+    case Mutation::OtherCount:
+      return "other count";
+    case Mutation::LocalValue:
+      return "local value";
+    case Mutation::EveryReplica:
+      return "every replica";
+    case Mutation::Weighted:
+      return "weighted";
   }
   return "";
 }
 
 std::vector<Mutation> mutations_of(Place place) {
   switch (place) {
-    case Place::Sum: return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
-    case Place::Once: return {Mutation::Drop, Mutation::Double, Mutation::OnAllRanks};
-    case Place::Count: return {Mutation::Drop, Mutation::Double, Mutation::LocalCount, Mutation::TimesGroup};
-    case Place::Residual: return {Mutation::Drop, Mutation::Double, Mutation::TimesGroup, Mutation::LocalValue};
-    case Place::Gradient: return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
-    case Place::Norm: return {Mutation::EveryReplica};
+    case Place::Sum:
+      return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
+    case Place::Once:
+      return {Mutation::Drop, Mutation::Double, Mutation::OnAllRanks};
+    case Place::Count:
+      return {Mutation::Drop, Mutation::Double, Mutation::LocalCount, Mutation::TimesGroup};
+    case Place::Residual:
+      return {Mutation::Drop, Mutation::Double, Mutation::TimesGroup, Mutation::LocalValue};
+    case Place::Gradient:
+      return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
+    case Place::Norm:
+      return {Mutation::EveryReplica};
   }
   return {};
 }
 
 std::optional<double> predicted_ratio(Mutation mutation, const Contribution& at, double factor) {
   if (at.place == Place::Count) {  // a denominator
-    const auto if_even = [&](double ratio) { return at.even ? std::optional(ratio) : std::nullopt; };
+    const auto if_even = [&](double ratio) {
+      return at.even ? std::optional(ratio) : std::nullopt;
+    };
     switch (mutation) {
-      case Mutation::Drop: return if_even(at.size / (at.size - 1.0));
-      case Mutation::Double: return 0.5;
-      case Mutation::TimesGroup: return 1.0 / at.size;
-      case Mutation::LocalCount: return if_even(at.size);
-      case Mutation::OtherCount: return if_even(at.size / factor);
-      default: break;
+      case Mutation::Drop:
+        return if_even(at.size / (at.size - 1.0));
+      case Mutation::Double:
+        return 0.5;
+      case Mutation::TimesGroup:
+        return 1.0 / at.size;
+      case Mutation::LocalCount:
+        return if_even(at.size);
+      case Mutation::OtherCount:
+        return if_even(at.size / factor);
+      default:
+        break;
     }
   }
   switch (mutation) {
-    case Mutation::None: return 1;
-    case Mutation::Drop: return 0;
-    case Mutation::Double: return 2;
-    case Mutation::Average: return 1.0 / at.size;
+    case Mutation::None:
+      return 1;
+    case Mutation::Drop:
+      return 0;
+    case Mutation::Double:
+      return 2;
+    case Mutation::Average:
+      return 1.0 / at.size;
     case Mutation::OnAllRanks:
-    case Mutation::TimesGroup: return at.size;
+    case Mutation::TimesGroup:
+      return at.size;
     case Mutation::LocalCount:
     case Mutation::OtherCount:
     case Mutation::LocalValue:
     case Mutation::EveryReplica:
-    case Mutation::Weighted: return std::nullopt;
+    case Mutation::Weighted:
+      return std::nullopt;
   }
   return std::nullopt;
 }

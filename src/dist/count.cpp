@@ -15,11 +15,16 @@ namespace {
 
 int64_t changed(const detail::Change& change, int64_t local, int64_t total, int size) {
   switch (change.mutation) {
-    case Mutation::Double: return total * 2;
-    case Mutation::LocalCount: return local;
-    case Mutation::TimesGroup: return total * size;
-    case Mutation::OtherCount: return static_cast<int64_t>(static_cast<double>(local) * change.factor);
-    default: return total;
+    case Mutation::Double:
+      return total * 2;
+    case Mutation::LocalCount:
+      return local;
+    case Mutation::TimesGroup:
+      return total * size;
+    case Mutation::OtherCount:
+      return static_cast<int64_t>(static_cast<double>(local) * change.factor);
+    default:
+      return total;
   }
 }
 
@@ -33,7 +38,8 @@ std::string text_of(const std::vector<std::pair<std::string, int64_t>>& counts) 
 
 }  // namespace
 
-StepCounts::StepCounts(const std::vector<std::pair<std::string, int64_t>>& local, const Group& group)
+StepCounts::StepCounts(
+    const std::vector<std::pair<std::string, int64_t>>& local, const Group& group)
     : group_(group.name()) {
   const auto names = static_cast<int64_t>(local.size());
   // A negative count is the same error on all ranks: how many there are travels, too.
@@ -51,12 +57,14 @@ StepCounts::StepCounts(const std::vector<std::pair<std::string, int64_t>>& local
     const auto total = sums[i].item<int64_t>();
     if (sums[names].item<int64_t>() > 0) {
       throw UsageError(
-          "[count_global] \"" + name + "\" is " + std::to_string(count) + " here and " + std::to_string(total) +
-          " on all ranks of \"" + group_ + "\": a rank counts less than none.");
+          "[count_global] \"" + name + "\" is " + std::to_string(count) + " here and " +
+          std::to_string(total) + " on all ranks of \"" + group_ +
+          "\": a rank counts less than none.");
     }
     const auto known = changed(changes[static_cast<size_t>(i)], count, total, group.size());
     if (!counts_.emplace(name, GlobalCount(known, group.ranks())).second) {
-      throw UsageError("[StepCounts] \"" + name + "\" is counted twice. Fix: a name for each count.");
+      throw UsageError(
+          "[StepCounts] \"" + name + "\" is counted twice. Fix: a name for each count.");
     }
   }
 }
@@ -91,15 +99,17 @@ Partial<at::Tensor> normalize(const at::Tensor& sum, const GlobalCount& count, c
   if (!std::is_permutation(
           count.ranks().begin(), count.ranks().end(), group.ranks().begin(), group.ranks().end())) {
     throw UsageError(
-        "[normalize] the count is that of " + detail::ranks_text(count.ranks()) + ", and the sum that of \"" +
-        group.name() + "\", " + detail::ranks_text(group.ranks()) + ". Fix: count_global over the same group.");
+        "[normalize] the count is that of " + detail::ranks_text(count.ranks()) +
+        ", and the sum that of \"" + group.name() + "\", " + detail::ranks_text(group.ranks()) +
+        ". Fix: count_global over the same group.");
   }
   return normalize(sum, count);
 }
 
 double global_mean(const std::string& name, double sum, int64_t count, const Group& group) {
   // Whole numbers up to 2^53 are exact; a negative count is the same error on all ranks.
-  const auto sums = at::tensor({sum, static_cast<double>(count), count < 0 ? 1.0 : 0.0}, at::kDouble);
+  const auto sums = at::tensor(
+      {sum, static_cast<double>(count), count < 0 ? 1.0 : 0.0}, at::kDouble);
   detail::sum_in_place(group, "mean " + name, sums).wait();
   const double counted = sums[1].item<double>();
   if (sums[2].item<double>() > 0 || counted == 0) {
@@ -116,7 +126,10 @@ namespace {
 // Forward gives what it is given second; the gradient goes to the first as it is.
 struct Residual : torch::autograd::Function<Residual> {
   static at::Tensor forward(
-      torch::autograd::AutogradContext* context, const at::Tensor& local, const at::Tensor& total, double factor) {
+      torch::autograd::AutogradContext* context,
+      const at::Tensor& local,
+      const at::Tensor& total,
+      double factor) {
     context->saved_data["factor"] = factor;
     return total;
   }
@@ -129,10 +142,14 @@ struct Residual : torch::autograd::Function<Residual> {
 
 double factor_of(Mutation change, int size) {
   switch (change) {
-    case Mutation::Drop: return 0;
-    case Mutation::Double: return 2;
-    case Mutation::TimesGroup: return size;
-    default: return 1;
+    case Mutation::Drop:
+      return 0;
+    case Mutation::Double:
+      return 2;
+    case Mutation::TimesGroup:
+      return size;
+    default:
+      return 1;
   }
 }
 

@@ -13,7 +13,9 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // PrefixStore shows its prefix to those that derive from it.
 struct Shown : c10d::PrefixStore {
-  static const std::string& prefix(const c10d::PrefixStore& store) { return store.*(&Shown::prefix_); }
+  static const std::string& prefix(const c10d::PrefixStore& store) {
+    return store.*(&Shown::prefix_);
+  }
 };
 
 struct Address {
@@ -30,8 +32,8 @@ Address address_of(StorePtr store) {
   return {std::move(store), std::move(prefix)};
 }
 
-// The process's connections that all its groups share, by the store that they lead to. Whoever has one
-// holds that store too, so that its address is not another's.
+// The process's connections that all its groups share, by the store that they lead to. Whoever has
+// one holds that store too, so that its address is not another's.
 std::mutex mutex;
 std::map<c10d::Store*, c10::weak_intrusive_ptr<c10d::Store>>& shared() {
   static auto& connections = *new std::map<c10d::Store*, c10::weak_intrusive_ptr<c10d::Store>>();
@@ -48,10 +50,12 @@ bool Board::has(const std::string& what) const {
   return store->check({key(what)});
 }
 
-// One message there and back: a store that is told to get a key waits for it first, and asks three times for that.
+// One message there and back: a store that is told to get a key waits for it first, and asks three
+// times for that.
 std::optional<std::string> Board::read(const std::string& what) const {
   static const std::string nothing = "nobody has written this";
-  auto text = store->compareSet(key(what), nothing, nothing);  // what is there, and `nothing` where nothing is
+  auto text = store->compareSet(
+      key(what), nothing, nothing);  // what is there, and `nothing` where nothing is
   return text == nothing ? std::nullopt : std::optional(std::move(text));
 }
 

@@ -1,5 +1,6 @@
-// Board: where the ranks of a process group leave word for one another. Keys of its store, with the prefix
-// that the store itself would give them: whoever knows prefix and store can read it, members or not.
+// Board: where the ranks of a process group leave word for one another. Keys of its store, with the
+// prefix that the store itself would give them: whoever knows prefix and store can read it, members
+// or not.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -15,7 +16,9 @@ struct Board {
   std::string prefix;
 
   std::string key(const std::string& what) const { return prefix + what; }
-  Board in_life(int life) const { return life == 0 ? *this : Board{store, prefix + std::to_string(life) + "/"}; }
+  Board in_life(int life) const {
+    return life == 0 ? *this : Board{store, prefix + std::to_string(life) + "/"};
+  }
   void write(const std::string& what, const std::string& text) const;
   bool has(const std::string& what) const;
   std::optional<std::string> read(const std::string& what) const;  // none: nobody has written it
@@ -28,12 +31,15 @@ struct Board {
 Board as_board(const c10::intrusive_ptr<c10d::Store>& store);
 // ...over a connection of its own, which one who waits keeps busy...
 Board own_board(const c10::intrusive_ptr<c10d::Store>& store);
-// ...or over the one that all groups of this process share, for questions that are answered at once.
+// ...or over the one that all groups of this process share, for questions that are answered at
+// once.
 Board shared_board(const c10::intrusive_ptr<c10d::Store>& store);
 
-// The board of `other` over the connection of `board`, which is that of `store`; `board` itself where they
-// do not lead to the same store.
+// The board of `other` over the connection of `board`, which is that of `store`; `board` itself
+// where they do not lead to the same store.
 Board beside(
-    const Board& board, const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::Store>& other);
+    const Board& board,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Store>& other);
 
 }  // namespace retape::dist::detail

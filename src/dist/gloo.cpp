@@ -1,6 +1,6 @@
-// Gloo's headers come from the system and are older than the Gloo inside libtorch. That is sound as long
-// as nothing here derives from its classes, makes one of them or calls into them: they are only names
-// in the declarations of c10d. Never link the system's libgloo: there would be two.
+// Gloo's headers come from the system and are older than the Gloo inside libtorch. That is sound as
+// long as nothing here derives from its classes, makes one of them or calls into them: they are
+// only names in the declarations of c10d. Never link the system's libgloo: there would be two.
 #include "dist/gloo.h"
 
 #include "dist/polling_store.h"

@@ -11,7 +11,8 @@
 namespace retape {
 
 CollectiveError::CollectiveError(std::string text, std::vector<int> ranks)
-    : Error(std::move(text)), ranks_(std::move(ranks)) {}
+    : Error(std::move(text)),
+      ranks_(std::move(ranks)) {}
 CollectiveError::~CollectiveError() = default;
 
 namespace dist {
@@ -29,8 +30,8 @@ std::string in_quotes(const std::string& name) {
 void check_member(const Group& group, const char* function, int index) {
   if (index < 0 || index >= group.size()) {
     throw UsageError(
-        "[" + std::string(function) + "] no index " + std::to_string(index) + " in group " + in_quotes(group.name()) +
-        " of " + std::to_string(group.size()) + ".");
+        "[" + std::string(function) + "] no index " + std::to_string(index) + " in group " +
+        in_quotes(group.name()) + " of " + std::to_string(group.size()) + ".");
   }
 }
 
@@ -66,7 +67,8 @@ Group::Group(
     GroupOptions options) {
   if (!process_group || static_cast<int>(ranks.size()) != process_group->getSize()) {
     throw UsageError(
-        "[Group] " + in_quotes(name) + ": " + std::to_string(ranks.size()) + " ranks for a process group of " +
+        "[Group] " + in_quotes(name) + ": " + std::to_string(ranks.size()) +
+        " ranks for a process group of " +
         std::to_string(process_group ? process_group->getSize() : 0) + ".");
   }
   const int index = process_group->getRank();
@@ -75,11 +77,13 @@ Group::Group(
     const auto store = process_group->getStore();
     courier = detail::Courier::of({store, store, process_group, ranks, index, options.store_host});
   }
-  impl_ = std::make_shared<GroupImpl>(std::move(name), std::move(ranks), index, options, std::move(courier));
+  impl_ = std::make_shared<GroupImpl>(
+      std::move(name), std::move(ranks), index, options, std::move(courier));
 }
 
 Group Group::alone(std::string name, int rank) {
-  return Group(std::make_shared<GroupImpl>(std::move(name), std::vector<int>{rank}, 0, GroupOptions{}));
+  return Group(
+      std::make_shared<GroupImpl>(std::move(name), std::vector<int>{rank}, 0, GroupOptions{}));
 }
 
 const std::string& Group::name() const {
@@ -116,8 +120,8 @@ void Group::broadcast(const std::string& name, const at::Tensor& tensor, int fro
   check_dense("broadcast", name, tensor);
   check_member(*this, "broadcast", from);
   auto job = std::make_shared<Job>();
-  job->call.text =
-      "broadcast " + in_quotes(name) + " " + detail::shape_of(tensor) + " from " + std::to_string(ranks()[from]);
+  job->call.text = "broadcast " + in_quotes(name) + " " + detail::shape_of(tensor) + " from " +
+      std::to_string(ranks()[from]);
   job->stream = detail::stream_of(tensor);
   const auto copy = std::make_shared<at::Tensor>();
   job->move = [=, timeout = timeout()](c10d::ProcessGroup* process_group) {
@@ -176,10 +180,12 @@ void Group::barrier(const std::string& name) const {
   agree(name, "");
 }
 
-void Group::agree(const std::string& name, const std::string& text, const std::string& complaint) const {
+void Group::agree(
+    const std::string& name, const std::string& text, const std::string& complaint) const {
   if (size() == 1) {
     if (!complaint.empty()) {
-      throw CollectiveError("[" + this->name() + "] " + detail::ranks_text(ranks()) + ": " + complaint, ranks());
+      throw CollectiveError(
+          "[" + this->name() + "] " + detail::ranks_text(ranks()) + ": " + complaint, ranks());
     }
     return;
   }

@@ -21,11 +21,20 @@ std::optional<c10::Stream> stream_of(const at::Tensor& tensor) {
 }
 
 GroupImpl::GroupImpl(
-    std::string name, std::vector<int> ranks, int index, GroupOptions options, std::shared_ptr<Courier> courier)
-    : name(std::move(name)), ranks(std::move(ranks)), index(index), options(options), courier_(std::move(courier)) {
+    std::string name,
+    std::vector<int> ranks,
+    int index,
+    GroupOptions options,
+    std::shared_ptr<Courier> courier)
+    : name(std::move(name)),
+      ranks(std::move(ranks)),
+      index(index),
+      options(options),
+      courier_(std::move(courier)) {
   if (options.timeout < Milliseconds(1)) {
-    throw UsageError("[Group] \"" + this->name + "\": a timeout of " + std::to_string(options.timeout.count()) +
-                     " ms. Fix: at least 1 ms.");
+    throw UsageError(
+        "[Group] \"" + this->name + "\": a timeout of " + std::to_string(options.timeout.count()) +
+        " ms. Fix: at least 1 ms.");
   }
 }
 
@@ -47,15 +56,19 @@ Group GroupImpl::making(
     StorePtr words,
     std::function<Milliseconds(const Board& words)> to_come,
     std::function<ProcessGroupPtr(const StorePtr&)> make) {
-  auto courier = Courier::of({std::move(store), std::move(words), {}, ranks, index, options.store_host});
-  const auto impl =
-      std::make_shared<GroupImpl>(std::move(name), std::move(ranks), index, options, std::move(courier));
+  auto courier = Courier::of(
+      {std::move(store), std::move(words), {}, ranks, index, options.store_host});
+  const auto impl = std::make_shared<GroupImpl>(
+      std::move(name), std::move(ranks), index, options, std::move(courier));
   const auto come = std::make_shared<Job>();
   come->call.text = "make group \"" + impl->name + "\" of " + ranks_text(impl->ranks);
   come->timeout = std::move(to_come);
-  come->move = [courier = impl->courier_.get(), make = std::move(make)](auto*) { courier->make_process_group(make); };
+  come->move = [courier = impl->courier_.get(), make = std::move(make)](auto*) {
+    courier->make_process_group(make);
+  };
   impl->start(come).wait();
-  // Those who have connected go on when all have: nobody is left in a group of which others know nothing.
+  // Those who have connected go on when all have: nobody is left in a group of which others know
+  // nothing.
   const auto connected = std::make_shared<Job>();
   connected->call.text = "connect group \"" + impl->name + "\"";
   impl->start(connected).wait();
@@ -97,7 +110,8 @@ void GroupImpl::wait(Job& job) {
   }
   if (job.finish) {
     // After what the courier has put on it.
-    const auto stream = job.stream ? c10::OptionalStreamGuard(*job.stream) : c10::OptionalStreamGuard();
+    const auto stream = job.stream ? c10::OptionalStreamGuard(*job.stream)
+                                   : c10::OptionalStreamGuard();
     std::exchange(job.finish, nullptr)();
   }
 }
@@ -117,7 +131,8 @@ at::ScalarType on_wire(at::ScalarType dtype, std::optional<at::ScalarType> wire)
 void check_wire(const char* who, std::optional<at::ScalarType> wire) {
   if (wire && !c10::isFloatingType(*wire)) {
     throw UsageError(
-        "[" + std::string(who) + "] wire: expected a floating point dtype, got " + c10::toString(*wire) + ".");
+        "[" + std::string(who) + "] wire: expected a floating point dtype, got " +
+        c10::toString(*wire) + ".");
   }
 }
 
@@ -140,7 +155,8 @@ std::string sum_text(Order order) {
 namespace {
 
 // One of each rank, in order.
-std::vector<at::Tensor> gathered(c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout) {
+std::vector<at::Tensor> gathered(
+    c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout) {
   c10d::AllgatherOptions options;
   options.timeout = timeout;
   std::vector<std::vector<at::Tensor>> outputs(1);
@@ -153,7 +169,8 @@ std::vector<at::Tensor> gathered(c10d::ProcessGroup& process_group, const at::Te
 }
 
 // In the place of `own`.
-void add_up(c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout, Order order) {
+void add_up(
+    c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout, Order order) {
   if (order == Order::ByRank) {
     const auto all = gathered(process_group, own, timeout);
     own.copy_(all.front());
@@ -182,7 +199,8 @@ Pending sum_of(
   job->call = std::move(call);
   job->stream = stream_of(like);
   const auto total = std::make_shared<at::Tensor>();
-  job->move = [total, make = std::move(make), timeout = group.timeout(), order](c10d::ProcessGroup* process_group) {
+  job->move = [total, make = std::move(make), timeout = group.timeout(), order](
+                  c10d::ProcessGroup* process_group) {
     *total = make();
     if (process_group) {
       const auto carried = total->to(carrier(*process_group, total->device()));
@@ -195,8 +213,9 @@ Pending sum_of(
 }
 
 void check_dense(const char* function, const std::string& name, const at::Tensor& tensor) {
-  const char* what = !tensor.defined()             ? "undefined here, and may not be on other ranks. Fix: zeros."
-      : tensor.layout() != at::kStrided            ? "sparse. Fix: to_dense()."
+  const char* what = !tensor.defined()
+      ? "undefined here, and may not be on other ranks. Fix: zeros."
+      : tensor.layout() != at::kStrided ? "sparse. Fix: to_dense()."
       : tensor.key_set().has(c10::DispatchKey::Python)
       ? "of a class of its own, as a DTensor is. Fix: the memory that is here, to_local()."
       : nullptr;
@@ -209,8 +228,17 @@ void check_summable(const char* function, const std::string& name, const at::Ten
   check_dense(function, name, tensor);
   using enum at::ScalarType;
   switch (c10::toRealValueType(tensor.scalar_type())) {
-    case Float: case Double: case Half: case BFloat16: case Byte: case Char: case Int: case Long: return;
-    default: break;
+    case Float:
+    case Double:
+    case Half:
+    case BFloat16:
+    case Byte:
+    case Char:
+    case Int:
+    case Long:
+      return;
+    default:
+      break;
   }
   throw UsageError(
       "[" + std::string(function) + "] \"" + name + "\" is " + c10::toString(tensor.scalar_type()) +
@@ -229,7 +257,11 @@ void check_writable(const char* function, const std::string& name, const at::Ten
 }
 
 Pending sum_in_place(
-    const Group& group, const std::string& name, const at::Tensor& tensor, Change change, Order order) {
+    const Group& group,
+    const std::string& name,
+    const at::Tensor& tensor,
+    Change change,
+    Order order) {
   return sum_of(
       group,
       {sum_text(order) + " \"" + name + "\" " + shape_of(tensor)},

@@ -16,11 +16,15 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
  public:
   // courier null: alone.
   GroupImpl(
-      std::string name, std::vector<int> ranks, int index, GroupOptions options, std::shared_ptr<Courier> courier = {});
+      std::string name,
+      std::vector<int> ranks,
+      int index,
+      GroupOptions options,
+      std::shared_ptr<Courier> courier = {});
 
   // A group whose process group is still to make, by `make`, when all members have come. They have
-  // `to_come` for that, asked with the board of words, and the group's timeout to connect. CollectiveError on
-  // all, or on none.
+  // `to_come` for that, asked with the board of words, and the group's timeout to connect.
+  // CollectiveError on all, or on none.
   static Group making(
       std::string name,
       std::vector<int> ranks,
@@ -51,7 +55,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 // The current one of its device; none on a CPU.
 std::optional<c10::Stream> stream_of(const at::Tensor& tensor);
 
-// Where the transport takes a tensor of that device: there; or where it has a backend, as NCCL's for what is on a CPU.
+// Where the transport takes a tensor of that device: there; or where it has a backend, as NCCL's
+// for what is on a CPU.
 at::Device carrier(const c10d::ProcessGroup& process_group, at::Device device);
 
 // dtype and sizes as errors show them: Float[2,3].
@@ -62,19 +67,25 @@ at::Tensor as_real(const at::Tensor& tensor);
 
 // `wire` for what it can hold, which is floating point; else the dtype itself.
 at::ScalarType on_wire(at::ScalarType dtype, std::optional<at::ScalarType> wire);
-void check_wire(const char* who, std::optional<at::ScalarType> wire);  // UsageError: not of floating point
+void check_wire(
+    const char* who, std::optional<at::ScalarType> wire);  // UsageError: not of floating point
 
-// The sum over the group in the tensor's place, of what a mutation makes of it. No contribution by itself.
+// The sum over the group in the tensor's place, of what a mutation makes of it. No contribution by
+// itself.
 Pending sum_in_place(
-    const Group& group, const std::string& name, const at::Tensor& tensor, Change change = {},
+    const Group& group,
+    const std::string& name,
+    const at::Tensor& tensor,
+    Change change = {},
     Order order = Order::Any);
 
-// UsageError: undefined, sparse, or of a class whose ops may be calls of their own (DTensor): a rank that computes
-// with it alone would wait for the others.
+// UsageError: undefined, sparse, or of a class whose ops may be calls of their own (DTensor): a
+// rank that computes with it alone would wait for the others.
 void check_dense(const char* function, const std::string& name, const at::Tensor& tensor);
 // And of a dtype that transports can add.
 void check_summable(const char* function, const std::string& name, const at::Tensor& tensor);
-// UsageError: what arrives could not be written there, which must not turn out after others have what they wanted.
+// UsageError: what arrives could not be written there, which must not turn out after others have
+// what they wanted.
 void check_writable(const char* function, const std::string& name, const at::Tensor& tensor);
 
 // Starts a call of `group`; `job->move` and `finish` are set.

@@ -11,9 +11,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Looks again and again until all are there or time is up. It does not wait in the store: others may
-// share the connection.
-void look_for(size_t size, const std::function<bool(size_t)>& is_there, Clock::time_point until = Clock::time_point::max()) {
+// Looks again and again until all are there or time is up. It does not wait in the store: others
+// may share the connection.
+void look_for(
+    size_t size,
+    const std::function<bool(size_t)>& is_there,
+    Clock::time_point until = Clock::time_point::max()) {
   until = std::min(until, Clock::now() + kPatience);
   for (size_t i = 0; i < size; ++i) {
     while (!is_there(i) && Clock::now() < until) {
@@ -78,11 +81,14 @@ std::vector<Answer> RollCall::call(size_t index, Answer own) {
 std::vector<bool> RollCall::ask(const std::function<void()>& meanwhile, Clock::time_point until) {
   const auto asked = static_cast<uint64_t>(board_.store->add(board_.key("asked"), 1));
   std::vector<bool> there(size_, false);
-  look_for(size_, [&](size_t i) {
-    meanwhile();
-    there[i] = board_.number("here/" + std::to_string(i)) >= asked;
-    return there[i] || !has_joined(i) || has_left(i);
-  }, until);
+  look_for(
+      size_,
+      [&](size_t i) {
+        meanwhile();
+        there[i] = board_.number("here/" + std::to_string(i)) >= asked;
+        return there[i] || !has_joined(i) || has_left(i);
+      },
+      until);
   return there;
 }
 

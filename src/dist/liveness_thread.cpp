@@ -1,4 +1,5 @@
-// The sentry's thread of a courier: it answers for a rank that waits, looks after the call under way, and says goodbye.
+// The sentry's thread of a courier: it answers for a rank that waits, looks after the call under
+// way, and says goodbye.
 #include "dist/collective_queue.h"
 
 #include <algorithm>
@@ -20,7 +21,8 @@ Courier::Glance Courier::glance() const {
   const auto& [moving, left, due, until] = under_way_;
   const bool due_some_time = due < Clock::time_point::max() && !jobs_.empty();
   return {
-      due_some_time ? std::optional(jobs_.front()->call) : std::nullopt, moving,
+      due_some_time ? std::optional(jobs_.front()->call) : std::nullopt,
+      moving,
       due_some_time && jobs_.front()->withdrawn,
       std::chrono::duration_cast<Milliseconds>(Clock::now() - due)};
 }

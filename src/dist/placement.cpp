@@ -4,10 +4,14 @@
 
 namespace retape::dist {
 
-Placement::Placement(const World& world, Topology topology) : world_(world), topology_(std::move(topology)) {
+Placement::Placement(const World& world, Topology topology)
+    : world_(world),
+      topology_(std::move(topology)) {
   const auto ranks = topology_.all_ranks();
   if (std::find(ranks.begin(), ranks.end(), world.rank()) == ranks.end()) {
-    throw UsageError("[Placement] rank " + std::to_string(world.rank()) + " is in no pool. Fix: only ranks of the topology make it.");
+    throw UsageError(
+        "[Placement] rank " + std::to_string(world.rank()) +
+        " is in no pool. Fix: only ranks of the topology make it.");
   }
   world.group(group_name("topology", ranks), ranks).agree(topology_);
 }
@@ -20,7 +24,8 @@ bool Placement::has(const std::string& name) const {
 int Placement::index(const std::string& pool) const {
   const int index = topology_.pool(pool).index_of(world_.rank());
   if (index < 0) {
-    throw UsageError("[Placement] rank " + std::to_string(world_.rank()) + " is not in pool \"" + pool + "\".");
+    throw UsageError(
+        "[Placement] rank " + std::to_string(world_.rank()) + " is not in pool \"" + pool + "\".");
   }
   return index;
 }

@@ -13,7 +13,8 @@ constexpr std::chrono::milliseconds kPause{5};
 }  // namespace
 
 PatientStore::PatientStore(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
-    : Store(timeout), store_(std::move(store)) {}
+    : Store(timeout),
+      store_(std::move(store)) {}
 
 c10::intrusive_ptr<c10d::Store> PatientStore::clone() {
   return c10::make_intrusive<PatientStore>(store_->clone(), timeout_);
@@ -24,7 +25,9 @@ void PatientStore::set(const std::string& key, const std::vector<uint8_t>& value
 }
 
 std::vector<uint8_t> PatientStore::compareSet(
-    const std::string& key, const std::vector<uint8_t>& current, const std::vector<uint8_t>& desired) {
+    const std::string& key,
+    const std::vector<uint8_t>& current,
+    const std::vector<uint8_t>& desired) {
   return store_->compareSet(key, current, desired);
 }
 
@@ -53,11 +56,14 @@ void PatientStore::wait(const std::vector<std::string>& keys) {
   wait(keys, timeout_);
 }
 
-void PatientStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
+void PatientStore::wait(
+    const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   const auto until = std::chrono::steady_clock::now() + timeout;
   while (!store_->check(keys)) {
     if (std::chrono::steady_clock::now() >= until) {
-      C10_THROW_ERROR(DistStoreError, "not in the store within " + std::to_string(timeout.count()) + " ms: " + keys.front());
+      C10_THROW_ERROR(
+          DistStoreError,
+          "not in the store within " + std::to_string(timeout.count()) + " ms: " + keys.front());
     }
     std::this_thread::sleep_for(kPause);
   }

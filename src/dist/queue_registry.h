@@ -1,5 +1,5 @@
-// What a process knows of its couriers: those that work, process groups that had one, and what others should know of
-// where this process waits. Internal to courier.cpp.
+// What a process knows of its couriers: those that work, process groups that had one, and what
+// others should know of where this process waits. Internal to courier.cpp.
 #pragma once
 
 #include "dist/collective_queue.h"
@@ -14,19 +14,20 @@ struct Courier::Registry {
   std::atomic<uint64_t> started{0};  // calls of this process, through any of them
   std::atomic<WhileWaiting> while_waiting{nullptr};
   std::mutex mutex;
-  std::vector<std::weak_ptr<Courier>> couriers;               // until their threads have ended
+  std::vector<std::weak_ptr<Courier>> couriers;                // until their threads have ended
   std::map<c10d::ProcessGroup*, std::weak_ptr<Courier>> held;  // until nobody holds them
 
-  // A process group that is made anew after another was destroyed has the same keys in the same store, where the
-  // other's still are. Ranks make both, so all of them count alike.
+  // A process group that is made anew after another was destroyed has the same keys in the same
+  // store, where the other's still are. Ranks make both, so all of them count alike.
   struct Lives {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> last{ProcessGroupPtr()};
     int count = 0;
   };
   std::map<std::string, Lives> lives;  // by the prefix of a board
 
-  // A process group whose couriers have ended, and which the process may still have when it ends: others must be
-  // told of that, though no Group is left. Nothing here holds its store, not even weakly: it would not end.
+  // A process group whose couriers have ended, and which the process may still have when it ends:
+  // others must be told of that, though no Group is left. Nothing here holds its store, not even
+  // weakly: it would not end.
   struct Past {
     pid_t process;
     c10::weak_intrusive_ptr<c10d::ProcessGroup> process_group;

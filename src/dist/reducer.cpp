@@ -26,8 +26,8 @@ struct SumReducer::Impl {
   // Parameters of add_gradients, whose gradients may be undefined here.
   std::vector<Entry> parameters = {};
 
-  // Since the last wait: memory that is to be written, by whom; zeros for gradients that were undefined
-  // here; buckets on their way, and their sums.
+  // Since the last wait: memory that is to be written, by whom; zeros for gradients that were
+  // undefined here; buckets on their way, and their sums.
   std::map<const c10::TensorImpl*, std::string> tensors = {};
   std::map<uintptr_t, std::pair<uintptr_t, std::string>> memory = {};  // begin to end
   std::vector<std::pair<at::Tensor, at::Tensor>> filled = {};          // parameter, gradient
@@ -41,8 +41,8 @@ struct SumReducer::Impl {
   void claim(const std::string& name, const at::Tensor& tensor) {
     const auto refuse = [&](const std::string& other) {
       throw UsageError(
-          "[SumReducer] \"" + name + "\" is the memory of \"" + other + "\": it would be summed twice. Fix: add what " +
-          "is tied once.");
+          "[SumReducer] \"" + name + "\" is the memory of \"" + other +
+          "\": it would be summed twice. Fix: add what " + "is tied once.");
     };
     const auto [same, first] = tensors.emplace(tensor.unsafeGetTensorImpl(), name);
     if (!first) {
@@ -66,7 +66,8 @@ struct SumReducer::Impl {
 
   void insert(const std::string& name, const at::Tensor& tensor) {
     if (!names.insert(name).second) {
-      throw UsageError("[SumReducer] \"" + name + "\" was added already: it would be summed twice.");
+      throw UsageError(
+          "[SumReducer] \"" + name + "\" was added already: it would be summed twice.");
     }
     claim(name, tensor);
     const auto change = detail::pass(Place::Sum, name, group.name(), group.size());
@@ -87,7 +88,8 @@ struct SumReducer::Impl {
     for (size_t i = 0; i < given.size(); ++i) {
       exists[i] = given[i].tensor.grad().defined() ? 1 : 0;
     }
-    detail::sum_in_place(group, "which gradients there are: " + detail::text_of(given), exists).wait();
+    detail::sum_in_place(group, "which gradients there are: " + detail::text_of(given), exists)
+        .wait();
     for (size_t i = 0; i < given.size(); ++i) {
       const auto& [name, parameter] = given[i];
       if (exists[i].item<int>() == 0) {
@@ -104,7 +106,8 @@ struct SumReducer::Impl {
 
   void start() {
     add_those_that_exist();
-    const auto complaint = options.check_finite ? detail::not_finite(entries, options.wire) : std::string();
+    const auto complaint = options.check_finite ? detail::not_finite(entries, options.wire)
+                                                : std::string();
     auto buckets = detail::make_buckets(std::exchange(entries, {}), options.bucket_bytes);
     names.clear();
     for (auto& each : buckets) {
@@ -114,7 +117,9 @@ struct SumReducer::Impl {
       const auto as = dtype == bucket->dtype() ? "" : std::string(" as ") + c10::toString(dtype);
       auto pending = detail::sum_of(
           group,
-          Call{detail::sum_text(options.order) + " " + detail::text_of(bucket->entries) + as, complaint},
+          Call{
+              detail::sum_text(options.order) + " " + detail::text_of(bucket->entries) + as,
+              complaint},
           bucket->entries.front().tensor,
           [bucket, dtype] { return bucket->flatten(dtype); },
           [sum](const at::Tensor& flat) { *sum = flat; },
@@ -168,8 +173,8 @@ void SumReducer::add_gradients(const std::vector<std::pair<std::string, at::Tens
     // Here, where all ranks see it: gradients there may be on some of them only.
     if (const auto [same, is_new] = known.emplace(parameter.unsafeGetTensorImpl(), name); !is_new) {
       throw UsageError(
-          "[SumReducer] \"" + name + "\" is the parameter \"" + same->second + "\": it would be summed twice. Fix: add " +
-          "what is tied once.");
+          "[SumReducer] \"" + name + "\" is the parameter \"" + same->second +
+          "\": it would be summed twice. Fix: add " + "what is tied once.");
     }
     impl_->parameters.push_back({name, parameter});
   }
@@ -189,7 +194,10 @@ void SumReducer::wait() {
 }
 
 Pending sum_async(
-    const std::string& name, const Partial<at::Tensor>& partial, const Group& group, const std::string& contents) {
+    const std::string& name,
+    const Partial<at::Tensor>& partial,
+    const Group& group,
+    const std::string& contents) {
   const auto change = detail::pass(Place::Sum, name, group.name(), group.size(), 0, contents);
   return detail::sum_in_place(group, contents.empty() ? name : contents, partial.value(), change);
 }

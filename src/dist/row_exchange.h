@@ -17,9 +17,14 @@ struct Message {
   at::Tensor rows;  // contiguous; given on `from`, written on `to`
 };
 
-// At most one message for each pair and direction. Each member gives those that it sends or receives; `what`
-// describes the whole call, sizes of all messages included, and is the same on all: Gloo ends a process that receives
-// more than it has room for. So users have Edge, which knows the sizes.
-void exchange(const Group& group, const std::string& name, const std::string& what, const std::vector<Message>& mine);
+// At most one message for each pair and direction. Each member gives those that it sends or
+// receives; `what` describes the whole call, sizes of all messages included, and is the same on
+// all: Gloo ends a process that receives more than it has room for. So users have Edge, which knows
+// the sizes.
+void exchange(
+    const Group& group,
+    const std::string& name,
+    const std::string& what,
+    const std::vector<Message>& mine);
 
 }  // namespace retape::dist::detail

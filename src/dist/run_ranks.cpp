@@ -22,8 +22,8 @@ namespace {
 
 constexpr char kLoopback[] = "127.0.0.1";
 
-// A forked rank: its process, and the pipe through which its error comes. The pipe's end is also how
-// its own end is noticed.
+// A forked rank: its process, and the pipe through which its error comes. The pipe's end is also
+// how its own end is noticed.
 struct Child {
   pid_t pid;
   int pipe;
@@ -44,13 +44,19 @@ void check_single_thread() {
   if (const auto tasks = threads(); tasks > 1) {
     throw UsageError(
         "[run_ranks] this process has " + std::to_string(tasks) +
-        " threads, and a fork has only one of them. Fix: call it before anything starts threads (a backward, a "
+        " threads, and a fork has only one of them. Fix: call it before anything starts threads (a "
+        "backward, a "
         "parallel op), or start ranks by torchrun.");
   }
 }
 
-[[noreturn]] void be_rank(int rank, int ranks, uint16_t port, int pipe, const std::function<void(World&)>& body,
-                          const WorldOptions& options) {
+[[noreturn]] void be_rank(
+    int rank,
+    int ranks,
+    uint16_t port,
+    int pipe,
+    const std::function<void(World&)>& body,
+    const WorldOptions& options) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::setenv("RANK", std::to_string(rank).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
@@ -76,7 +82,10 @@ void check_single_thread() {
 }
 
 std::vector<Child> fork_all(
-    int ranks, detail::Listener listener, const std::function<void(World&)>& body, const WorldOptions& options) {
+    int ranks,
+    detail::Listener listener,
+    const std::function<void(World&)>& body,
+    const WorldOptions& options) {
   std::cout.flush();
   std::cerr.flush();
   std::vector<Child> children;
@@ -132,7 +141,8 @@ void listen_to(Child& child) {
 
 }  // namespace
 
-std::vector<RankEnd> run_ranks(int ranks, const std::function<void(World&)>& body, const RunOptions& options) {
+std::vector<RankEnd> run_ranks(
+    int ranks, const std::function<void(World&)>& body, const RunOptions& options) {
   using Clock = std::chrono::steady_clock;
   if (ranks < 1) {
     throw UsageError("[run_ranks] " + std::to_string(ranks) + " ranks.");
@@ -161,8 +171,11 @@ std::vector<RankEnd> run_ranks(int ranks, const std::function<void(World&)>& bod
     if (running.empty()) {
       break;
     }
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
-    if (left <= 0 || ::poll(polled.data(), polled.size(), static_cast<int>(std::min<int64_t>(left, 1 << 30))) == 0) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+    if (left <= 0 ||
+        ::poll(polled.data(), polled.size(), static_cast<int>(std::min<int64_t>(left, 1 << 30))) ==
+            0) {
       for (auto* child : running) {
         ::kill(child->pid, SIGKILL);
         listen_to(*child);
@@ -174,9 +187,11 @@ std::vector<RankEnd> run_ranks(int ranks, const std::function<void(World&)>& bod
         listen_to(*running[i]);
         if (!running[i]->running && running[i]->end.exit_code != 0) {
           // Those that are stopped would not make use of it.
-          const bool waits = std::any_of(
-              children.begin(), children.end(), [](const Child& child) { return child.running && !is_stopped(child); });
-          until = std::min(until, Clock::now() + (waits ? options.patience : std::chrono::milliseconds(0)));
+          const bool waits = std::any_of(children.begin(), children.end(), [](const Child& child) {
+            return child.running && !is_stopped(child);
+          });
+          until = std::min(
+              until, Clock::now() + (waits ? options.patience : std::chrono::milliseconds(0)));
         }
       }
     }

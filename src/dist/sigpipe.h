@@ -1,6 +1,6 @@
-// Who writes to the socket of a rank that has ended gets SIGPIPE, which ends the process unless somebody
-// has decided otherwise (Python does). While this lives the calling thread has it blocked, and threads
-// that it starts inherit that for good.
+// Who writes to the socket of a rank that has ended gets SIGPIPE, which ends the process unless
+// somebody has decided otherwise (Python does). While this lives the calling thread has it blocked,
+// and threads that it starts inherit that for good.
 #pragma once
 
 #include <signal.h>

@@ -23,7 +23,8 @@ Listener listen_at(const std::string& host, uint16_t port) {
   addrinfo* found = nullptr;
   const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (failed != 0) {
-    throw UsageError("[World] no such address to listen at: " + host + ": " + ::gai_strerror(failed) + ".");
+    throw UsageError(
+        "[World] no such address to listen at: " + host + ": " + ::gai_strerror(failed) + ".");
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(found, &::freeaddrinfo);
   const int fd = ::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -37,7 +38,8 @@ Listener listen_at(const std::string& host, uint16_t port) {
     if (fd >= 0) {
       ::close(fd);
     }
-    throw UsageError("[World] cannot listen at " + host + ":" + std::to_string(port) + ": " + why + ".");
+    throw UsageError(
+        "[World] cannot listen at " + host + ":" + std::to_string(port) + ": " + why + ".");
   }
   const auto in_network_order = bound.ss_family == AF_INET6
       ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
@@ -60,7 +62,9 @@ std::string own_address(const std::string& host) {
   char text[NI_MAXHOST] = "";
   const bool known = fd >= 0 && ::connect(fd, address->ai_addr, address->ai_addrlen) == 0 &&
       ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0;
+      ::getnameinfo(
+          reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) ==
+          0;
   const std::string why = std::strerror(errno);
   if (fd >= 0) {
     ::close(fd);
@@ -83,14 +87,16 @@ c10d::TCPStoreOptions options_for(uint16_t port, std::chrono::milliseconds timeo
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> serve_store(const std::string& host, Listener listener, std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> serve_store(
+    const std::string& host, Listener listener, std::chrono::milliseconds timeout) {
   auto options = options_for(listener.port, timeout);
   options.isServer = true;
   options.masterListenFd = listener.fd;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
-c10::intrusive_ptr<c10d::Store> reach_store(const std::string& host, uint16_t port, std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> reach_store(
+    const std::string& host, uint16_t port, std::chrono::milliseconds timeout) {
   return c10::make_intrusive<c10d::TCPStore>(host, options_for(port, timeout));
 }
 

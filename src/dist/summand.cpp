@@ -9,10 +9,13 @@ namespace retape::dist {
 
 namespace {
 
-// Zeros even where the value is not finite. With its graph, so that backward is the same call on all ranks.
+// Zeros even where the value is not finite. With its graph, so that backward is the same call on
+// all ranks.
 at::Tensor zeros_of(const at::Tensor& value) {
   const auto zeros = at::zeros_like(value.detach());
-  return value.requires_grad() ? at::where(at::zeros({}, value.options().dtype(at::kBool)), value, zeros) : zeros;
+  return value.requires_grad()
+      ? at::where(at::zeros({}, value.options().dtype(at::kBool)), value, zeros)
+      : zeros;
 }
 
 // What becomes of it on this rank.
@@ -20,8 +23,8 @@ struct Part {
   Part(const char* function, const std::string& name, const Group& group, int owner) {
     if (owner < 0 || owner >= group.size()) {
       throw UsageError(
-          "[" + std::string(function) + "] \"" + name + "\": no index " + std::to_string(owner) + " in group \"" +
-          group.name() + "\" of " + std::to_string(group.size()) + ".");
+          "[" + std::string(function) + "] \"" + name + "\": no index " + std::to_string(owner) +
+          " in group \"" + group.name() + "\" of " + std::to_string(group.size()) + ".");
     }
     change = detail::pass(Place::Once, name, group.name(), group.size()).mutation;
     counts = (group.index() == owner || change == Mutation::OnAllRanks) && change != Mutation::Drop;
@@ -49,8 +52,9 @@ Partial<at::Tensor> contribute_once(
     const Group& group,
     int owner) {
   const Part part("contribute_once", name, group, owner);
-  return part.counts ? part.of(compute().value())
-                     : Partial<at::Tensor>(at::zeros_like(like.detach()).requires_grad_(like.requires_grad()));
+  return part.counts
+      ? part.of(compute().value())
+      : Partial<at::Tensor>(at::zeros_like(like.detach()).requires_grad_(like.requires_grad()));
 }
 
 Partial<at::Tensor> contribute_from(

@@ -16,8 +16,8 @@ RowRange overlap(RowRange a, RowRange b) {
 std::vector<RowRange> even_shards(int64_t rows, int64_t shards) {
   if (shards < 1 || rows < shards) {
     throw UsageError(
-        "[even_shards] " + std::to_string(rows) + " rows cannot be cut into " + std::to_string(shards) +
-        " shards of at least one. Fix: more rows, or fewer ranks.");
+        "[even_shards] " + std::to_string(rows) + " rows cannot be cut into " +
+        std::to_string(shards) + " shards of at least one. Fix: more rows, or fewer ranks.");
   }
   std::vector<RowRange> cut;
   int64_t begin = 0;
@@ -55,7 +55,9 @@ void check_name_and_ranks(const Named& named, std::set<std::string>& names) {
   std::set<int> seen;
   for (const int rank : named.ranks) {
     if (rank < 0 || !seen.insert(rank).second) {
-      refuse(named, "rank " + std::to_string(rank) + (rank < 0 ? " is below zero." : " is there twice."));
+      refuse(
+          named,
+          "rank " + std::to_string(rank) + (rank < 0 ? " is below zero." : " is there twice."));
     }
   }
 }
@@ -92,7 +94,9 @@ void check_shards(const Pool& pool, int64_t rows) {
 }  // namespace
 
 Topology::Topology(int64_t rows, std::vector<Pool> pools, std::vector<NamedRanks> groups)
-    : rows_(rows), pools_(std::move(pools)), groups_(std::move(groups)) {
+    : rows_(rows),
+      pools_(std::move(pools)),
+      groups_(std::move(groups)) {
   if (pools_.empty()) {
     throw UsageError("[Topology] no pools.");
   }
@@ -167,7 +171,8 @@ std::string Topology::text() const {
   for (const auto& pool : pools_) {
     out << "; " << pool.name << ":";
     for (int i = 0; i < pool.size(); ++i) {
-      out << " " << pool.ranks[i] << "[" << pool.shards[i].begin << "," << pool.shards[i].end << ")";
+      out << " " << pool.ranks[i] << "[" << pool.shards[i].begin << "," << pool.shards[i].end
+          << ")";
     }
   }
   for (const auto& group : groups_) {

@@ -38,7 +38,8 @@ void append(std::vector<int>& ranks, const std::vector<int>& more) {
 }
 
 // For whom those who wait there wait.
-std::vector<int> missing_from(const Waiting& waiting, Trail& trail, const std::set<std::string>& visited) {
+std::vector<int> missing_from(
+    const Waiting& waiting, Trail& trail, const std::set<std::string>& visited) {
   const Board board{trail.words.store, waiting.prefix};
   RollCall roll(board, waiting.ranks.size());
   if (const auto said = roll.said()) {
@@ -57,7 +58,8 @@ std::vector<int> missing_from(const Waiting& waiting, Trail& trail, const std::s
     if (there[i] && !late) {
       continue;
     }
-    const auto blame = follow(trail, word_on(trail.words, waiting.ranks[i]), there[i] || !roll.has_joined(i), visited);
+    const auto blame = follow(
+        trail, word_on(trail.words, waiting.ranks[i]), there[i] || !roll.has_joined(i), visited);
     if (!blame.circle) {  // else it waits for the one whose word led here
       append(missing, blame.ranks.empty() ? std::vector<int>{waiting.ranks[i]} : blame.ranks);
     }
@@ -68,8 +70,8 @@ std::vector<int> missing_from(const Waiting& waiting, Trail& trail, const std::s
 }  // namespace
 
 std::string word_of(const Waiting& waiting) {
-  return kWaits + waiting.prefix + "\n" + std::to_string(waiting.sequence) + "\n" + numbers_text(waiting.ranks) + "\n" +
-      waiting.group;
+  return kWaits + waiting.prefix + "\n" + std::to_string(waiting.sequence) + "\n" +
+      numbers_text(waiting.ranks) + "\n" + waiting.group;
 }
 
 std::string word_of(const CollectiveError& error) {
@@ -112,8 +114,8 @@ Blame follow(Trail& trail, const std::string& word, bool may_wait, std::set<std:
     end = true;
     const auto ranks = missing_from(waiting, trail, visited);
     append(blame.ranks, ranks);
-    blame.why += std::string(blame.why.empty() ? "" : " and ") + "waits in \"" + waiting.group + "\"" +
-        (ranks.empty() ? "" : " for " + ranks_text(ranks));
+    blame.why += std::string(blame.why.empty() ? "" : " and ") + "waits in \"" + waiting.group +
+        "\"" + (ranks.empty() ? "" : " for " + ranks_text(ranks));
   }
   blame.circle = circle && !end;
   return blame;

@@ -1,8 +1,8 @@
 // Whereabouts: what a rank does in other groups while one of its groups waits for it.
 //
-// A process leaves word where all ranks can find it, whether it has come to a group already or not: in
-// which groups it waits, or that a call has failed. Whoever misses it in a group follows the word, as far
-// as it leads, and blames the rank at its end: not one that waits itself.
+// A process leaves word where all ranks can find it, whether it has come to a group already or not:
+// in which groups it waits, or that a call has failed. Whoever misses it in a group follows the
+// word, as far as it leads, and blames the rank at its end: not one that waits itself.
 #pragma once
 
 #include "dist/liveness_check.h"
@@ -42,9 +42,9 @@ struct Blame {
   bool circle = false;          // it leads to where somebody waits for it
 };
 
-// Who follows words: where they are, and what is called again and again while that takes time. Several
-// words may lead to one board, which is asked once; `until` is for the one place on the way where somebody
-// does not answer.
+// Who follows words: where they are, and what is called again and again while that takes time.
+// Several words may lead to one board, which is asked once; `until` is for the one place on the way
+// where somebody does not answer.
 struct Trail {
   const Board& words;
   const std::function<void()>& goes_on;
@@ -52,8 +52,8 @@ struct Trail {
   std::map<std::string, std::vector<bool>> there = {};  // by the prefix of a board
 };
 
-// `may_wait`: false for a rank that has ended, which waits for nobody. `visited`: prefixes of the boards on
-// the way.
+// `may_wait`: false for a rank that has ended, which waits for nobody. `visited`: prefixes of the
+// boards on the way.
 Blame follow(Trail& trail, const std::string& word, bool may_wait, std::set<std::string> visited);
 
 // "rank 2", "ranks 0, 1 and 4".

@@ -20,7 +20,8 @@ std::string variable(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') {
     throw UsageError(
-        "[World] " + std::string(name) + " is not set. Fix: start ranks by torchrun, or by run_ranks, or set RANK, "
+        "[World] " + std::string(name) +
+        " is not set. Fix: start ranks by torchrun, or by run_ranks, or set RANK, "
         "WORLD_SIZE, MASTER_ADDR and MASTER_PORT.");
   }
   return value;
@@ -31,8 +32,9 @@ int number(const char* name, int highest) {
   char* end = nullptr;
   const long value = std::strtol(text.c_str(), &end, 10);
   if (*end != '\0' || value < 0 || value > highest) {
-    throw UsageError("[World] " + std::string(name) + " is \"" + text + "\", not a number from 0 to " +
-                     std::to_string(highest) + ".");
+    throw UsageError(
+        "[World] " + std::string(name) + " is \"" + text + "\", not a number from 0 to " +
+        std::to_string(highest) + ".");
   }
   return static_cast<int>(value);
 }
@@ -63,12 +65,13 @@ World World::from_environment(WorldOptions options) {
   store = !launcher && impl->rank == 0
       ? detail::serve_store(host, detail::listen_at(host, port), options.timeout)
       : detail::reach_store(host, port, options.timeout);
-  // A launcher that starts ranks anew keeps its store: the keys of an earlier try must not be found.
-  // Nor those of another World of this process: ranks make them in the same order.
+  // A launcher that starts ranks anew keeps its store: the keys of an earlier try must not be
+  // found. Nor those of another World of this process: ranks make them in the same order.
   static std::atomic<int> worlds{0};
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
   impl->store = c10::make_intrusive<c10d::PrefixStore>(
-      std::string("retape.world.") + (attempt ? attempt : "0") + "." + std::to_string(worlds++), std::move(store));
+      std::string("retape.world.") + (attempt ? attempt : "0") + "." + std::to_string(worlds++),
+      std::move(store));
   detail::as_board(impl->store).write(started_key(impl->rank), "");
   return World(std::move(impl));
 }
@@ -94,7 +97,8 @@ Group World::all() const {
 Group World::group(const std::string& name, std::vector<int> ranks) const {
   if (std::find(ranks.begin(), ranks.end(), impl_->rank) == ranks.end()) {
     throw UsageError(
-        "[World] rank " + std::to_string(impl_->rank) + " is not in group \"" + name + "\". Fix: only members make it.");
+        "[World] rank " + std::to_string(impl_->rank) + " is not in group \"" + name +
+        "\". Fix: only members make it.");
   }
   // Not made under the lock: other groups must not wait for the members of this one.
   std::unique_lock lock(impl_->mutex);
@@ -132,8 +136,8 @@ Group World::Impl::make_group(const std::string& name, const std::vector<int>& r
       c10::make_intrusive<c10d::PrefixStore>(name, store),
       store,
       [ranks, timeout = options.timeout](const detail::Board& words) {
-        const bool all_started =
-            std::all_of(ranks.begin(), ranks.end(), [&](int each) { return words.has(started_key(each)); });
+        const bool all_started = std::all_of(
+            ranks.begin(), ranks.end(), [&](int each) { return words.has(started_key(each)); });
         return all_started ? timeout : std::max(timeout, detail::kToConnect);
       },
       [address = address, index, size, timeout = options.timeout](const detail::StorePtr& own) {

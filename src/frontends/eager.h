@@ -1,5 +1,5 @@
-// NotEager: a function that runs again does as it did the first time, which was not under Eager, even
-// if backward is. Otherwise the checkpoints in it would save other tensors than before.
+// NotEager: a function that runs again does as it did the first time, which was not under Eager,
+// even if backward is. Otherwise the checkpoints in it would save other tensors than before.
 #pragma once
 
 namespace retape::detail {

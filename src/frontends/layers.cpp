@@ -18,9 +18,7 @@ void each_layer(torch::nn::Module& model, Visit visit) {
 }  // namespace
 
 std::vector<std::string> enable(
-    torch::nn::Module& model,
-    const LayerOptions& options,
-    const LayerPredicate& choose) {
+    torch::nn::Module& model, const LayerOptions& options, const LayerPredicate& choose) {
   std::vector<std::string> chosen;
   size_t seen = 0;
   each_layer(model, [&](const std::string& name, torch::nn::Module& module, LayerSwitch& layer) {
@@ -39,8 +37,9 @@ std::vector<std::string> enable(
   const std::string who = "[enable] " + model.name() + ": ";
   if (seen == 0) {
     throw UsageError(
-        who + "no layer can be checkpointed: expected a retape::Layer among its modules, got none. "
-              "Fix: using Block = retape::Layer<BlockImpl> in place of TORCH_MODULE(Block).");
+        who +
+        "no layer can be checkpointed: expected a retape::Layer among its modules, got none. "
+        "Fix: using Block = retape::Layer<BlockImpl> in place of TORCH_MODULE(Block).");
   }
   throw UsageError(
       who + "nothing would be recomputed: the predicate chose none of " + std::to_string(seen) +

@@ -3,10 +3,10 @@
 #include <retape/error.h>
 #include <retape/recompute.h>
 
-#include "record/recorder.h"
-#include "tape/errors.h"
 #include "backward/rows/program_recorder.h"
 #include "backward/rows/rows_node.h"
+#include "record/recorder.h"
+#include "tape/errors.h"
 
 #include <ATen/autocast_mode.h>
 
@@ -16,7 +16,9 @@
 namespace retape {
 
 Rows::Rows(int64_t slices, bool strict)
-    : slices_(slices), strict_(strict), counts_(std::make_shared<detail::RowsCounts>()) {
+    : slices_(slices),
+      strict_(strict),
+      counts_(std::make_shared<detail::RowsCounts>()) {
   if (slices < 1) {
     throw UsageError(
         "[Rows] expected at least 1 slice, got " + std::to_string(slices) + ". Fix: Rows(8).");
@@ -44,8 +46,8 @@ bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
 }
 
 bool has_hooks(torch::autograd::Node& node) {
-  return !node.pre_hooks().empty() || !node.post_hooks().empty() || !node.tensor_pre_hooks().empty() ||
-      !node.retains_grad_hooks().empty();
+  return !node.pre_hooks().empty() || !node.post_hooks().empty() ||
+      !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
 }
 
 // Autocast keeps its casts of leaves, for whoever casts them next.
@@ -63,7 +65,9 @@ bool is_kept_by_autocast(const Step& step, const Program& program) {
 class RowsCall {
  public:
   RowsCall(const Rows& rows, Policy policy, std::string name, const Tensors& inputs)
-      : rows_(rows), scope_(std::move(policy), std::move(name)), region_(Recorder::current()->innermost()),
+      : rows_(rows),
+        scope_(std::move(policy), std::move(name)),
+        region_(Recorder::current()->innermost()),
         tape_(c10::intrusive_ptr<Tape>::reclaim_copy(&Recorder::current()->tape())) {
     region_->packs_all = true;  // which tensors outlive the call is told by who holds them
     listener_.emplace();
@@ -103,14 +107,17 @@ void RowsCall::choose_carriers(const Tensors& inputs) {
       }
       leading_sizes = sizes.slice(0, sizes.size() - 1);
       rows_there_ = c10::multiply_integers(leading_sizes);
-    } else if (sizes.size() < leading_sizes.size() || sizes.slice(0, leading_sizes.size()) != leading_sizes) {
+    } else if (
+        sizes.size() < leading_sizes.size() ||
+        sizes.slice(0, leading_sizes.size()) != leading_sizes) {
       continue;
     }
     carriers_.push_back(listener_->number_of(input));
   }
 }
 
-// Outputs with a gradient can become those of one node: the ops made them, each has memory of its own.
+// Outputs with a gradient can become those of one node: the ops made them, each has memory of its
+// own.
 bool RowsCall::can_be_one_node(const Tensors& outputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto& output = outputs[i];
@@ -148,10 +155,11 @@ bool RowsCall::is_left_alone(const Plan& plan, const Tensors& outputs) {
         return false;
       }
       const auto* impl = known.impl._unsafe_get_target();
-      const bool is_output = std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& output) {
-        return output.unsafeGetTensorImpl() == impl ||
-            (output.is_view() && output._base().unsafeGetTensorImpl() == impl);
-      });
+      const bool is_output = std::any_of(
+          outputs.begin(), outputs.end(), [&](const at::Tensor& output) {
+            return output.unsafeGetTensorImpl() == impl ||
+                (output.is_view() && output._base().unsafeGetTensorImpl() == impl);
+          });
       if (!is_output && known.requires_grad && !known.impl.expired() &&
           !is_kept_by_autocast(row.step, listener_->program())) {
         why_ = "the result of " + row.step.op->name.name + " outlives the call";
@@ -197,7 +205,8 @@ Tensors RowsCall::sliced(Plan plan, const Tensors& outputs) {
     std::lock_guard<std::mutex> lock(rows_.counts_->mutex);
     ++rows_.counts_->sliced;
   }
-  set_sliced_history({std::move(plan), rows_.slices_, rows_.counts_, region_, tape_}, given, results);
+  set_sliced_history(
+      {std::move(plan), rows_.slices_, rows_.counts_, region_, tape_}, given, results);
   return results;
 }
 
@@ -205,7 +214,8 @@ Tensors RowsCall::sliced(Plan plan, const Tensors& outputs) {
 std::string RowsCall::replay_whole() {
   listener_.reset();
   scope_.close();
-  const std::string text = "[checkpoint] " + where(region_.get()) + "rows cannot be told apart: " + why_ +
+  const std::string text = "[checkpoint] " + where(region_.get()) +
+      "rows cannot be told apart: " + why_ +
       ". Fix: leave out rows, or draw the region around ops that treat rows apart.";
   if (rows_.strict_) {
     throw UsageError(text);

@@ -3,8 +3,8 @@
 #include <retape/error.h>
 #include <retape/recompute.h>
 
-#include "record/recorder.h"
 #include "frontends/install.h"
+#include "record/recorder.h"
 #include "tape/errors.h"
 #include "tape/region.h"
 
@@ -46,7 +46,9 @@ std::vector<KeptOp> KeptOps::all() const {
   return ops;
 }
 
-Region::Region(Policy policy, std::string name) : policy(std::move(policy)), name(std::move(name)) {}
+Region::Region(Policy policy, std::string name)
+    : policy(std::move(policy)),
+      name(std::move(name)) {}
 
 Stats Region::stats() const {
   Stats stats;
@@ -95,14 +97,16 @@ Recompute::~Recompute() {
 void Recompute::close() {
   const std::string who = "[Recompute::close] " + detail::where(region_.get());
   if (!region_->open && !region_->inert) {
-    throw UsageError(who + "the scope is closed already. Fix: close it once, or let it go out of scope.");
+    throw UsageError(
+        who + "the scope is closed already. Fix: close it once, or let it go out of scope.");
   }
   // A thread may have the id of one that has ended, and then has not got its scopes.
   const bool elsewhere = region_->thread != std::this_thread::get_id();
   if (elsewhere || (!region_->inert && detail::Recorder::current() == nullptr)) {
     throw UsageError(
-        who + "opened on another thread: expected that thread to close it. Fix: open and close a "
-              "scope on the thread that runs forward.");
+        who +
+        "opened on another thread: expected that thread to close it. Fix: open and close a "
+        "scope on the thread that runs forward.");
   }
   if (std::exchange(region_->inert, false)) {
     return;
@@ -111,8 +115,9 @@ void Recompute::close() {
   detail::Recorder::unwind(*region_);
   if (!innermost) {
     throw UsageError(
-        who + "a scope that was opened inside it was still open, and is closed now. Fix: close inner "
-              "scopes first.");
+        who +
+        "a scope that was opened inside it was still open, and is closed now. Fix: close inner "
+        "scopes first.");
   }
 }
 

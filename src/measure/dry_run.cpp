@@ -1,12 +1,13 @@
-// Ops come here in place of their kernels, below autograd and Python's handlers (torch/interceptor.h).
+// Ops come here in place of their kernels, below autograd and Python's handlers
+// (torch/interceptor.h).
 #include <retape/dry_run.h>
 #include <retape/flops.h>
 
-#include "torch/counting_allocator.h"
 #include "measure/flops.h"
 #include "tape/each_tensor.h"
-#include "torch/interceptor.h"
 #include "tape/op_info.h"
+#include "torch/counting_allocator.h"
+#include "torch/interceptor.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
@@ -62,9 +63,11 @@ at::Tensor memory_for(const at::Tensor& shape) {
   if (!shape.defined() || !shape.is_meta()) {
     return shape;
   }
-  auto memory = at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(c10::kCPU));
+  auto memory = at::empty_strided(
+      shape.sizes(), shape.strides(), shape.options().device(c10::kCPU));
   const bool counts = !shape.is_floating_point() && !shape.is_complex();
-  return counts ? memory.zero_() : memory;  // a valid index, and false: loops that wait for truth end
+  return counts ? memory.zero_()
+                : memory;  // a valid index, and false: loops that wait for truth end
 }
 
 c10::IValue memory_for(const c10::IValue& result) {
@@ -94,7 +97,8 @@ bool reads_floats(c10::ArrayRef<c10::IValue> args) {
 
 // Its result's shape follows from shapes, and nothing but a kernel of its own stands behind it.
 bool can_be_dry(const c10::OperatorHandle& op, const OpInfo& info) {
-  return info.returns_tensors && !info.is_view && op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+  return info.returns_tensors && !info.is_view &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::Meta) &&
       !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::inplace_view) &&
       info.name.name != "aten::set_";  // writes no element, but shows another storage
@@ -109,8 +113,8 @@ const c10::IValue& written(const c10::IValue& arg, const c10::IValue& shape) {
 }
 
 thread_local uint64_t flops_seen = 0;
-thread_local bool is_dry = false;       // else a FlopCounter alone looks on
-thread_local bool is_counted = false;   // what runs is a part of an op that was counted
+thread_local bool is_dry = false;      // else a FlopCounter alone looks on
+thread_local bool is_counted = false;  // what runs is a part of an op that was counted
 
 class Counted {
  public:
@@ -133,8 +137,8 @@ bool is_copy_of_floats(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   }
   const auto& to = args[0].toTensor();
   const auto& from = args[1].toTensor();
-  return is_cpu_tensor(to) && is_cpu_tensor(from) && to.is_floating_point() && from.is_floating_point() &&
-      at::is_expandable_to(from.sizes(), to.sizes());
+  return is_cpu_tensor(to) && is_cpu_tensor(from) && to.is_floating_point() &&
+      from.is_floating_point() && at::is_expandable_to(from.sizes(), to.sizes());
 }
 
 void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {

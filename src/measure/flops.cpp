@@ -20,9 +20,11 @@ uint64_t product_of(Args args) {
   return product(args[first].toTensor(), args[first + 1].toTensor());
 }
 
-// Every element of the weight is used at every place of the output, or of the input of a transposed one.
+// Every element of the weight is used at every place of the output, or of the input of a transposed
+// one.
 uint64_t convolved(const at::Tensor& places, const at::Tensor& weight) {
-  uint64_t count = 2 * static_cast<uint64_t>(places.size(0)) * static_cast<uint64_t>(weight.numel());
+  uint64_t count = 2 * static_cast<uint64_t>(places.size(0)) *
+      static_cast<uint64_t>(weight.numel());
   for (int64_t dim = 2; dim < places.dim(); ++dim) {
     count *= static_cast<uint64_t>(places.size(dim));
   }
@@ -40,7 +42,9 @@ uint64_t convolution(Args args) {
   const auto dilation = args[5].toIntVector();
   uint64_t count = 2 * static_cast<uint64_t>(input.size(0)) * static_cast<uint64_t>(weight.numel());
   for (int64_t dim = 2; dim < input.dim(); ++dim) {
-    const auto of = [&](const std::vector<int64_t>& each) { return each.size() == 1 ? each[0] : each[dim - 2]; };
+    const auto of = [&](const std::vector<int64_t>& each) {
+      return each.size() == 1 ? each[0] : each[dim - 2];
+    };
     const auto reach = of(dilation) * (weight.size(dim) - 1) + 1;
     count *= static_cast<uint64_t>((input.size(dim) + 2 * of(padding) - reach) / of(stride) + 1);
   }
@@ -50,7 +54,8 @@ uint64_t convolution(Args args) {
 uint64_t convolution_backward(Args args) {
   const bool transposed = args[7].toBool();
   const auto wanted = args[10].toBoolList();
-  return (wanted[0] + wanted[1]) * convolved(args[transposed ? 1 : 0].toTensor(), args[2].toTensor());
+  return (wanted[0] + wanted[1]) *
+      convolved(args[transposed ? 1 : 0].toTensor(), args[2].toTensor());
 }
 
 // Scores of every query with every key: how many multiplications for each.

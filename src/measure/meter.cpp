@@ -1,12 +1,12 @@
 #include <retape/error.h>
 #include <retape/memory.h>
 
-#include "torch/counting_allocator.h"
-#include "torch/device_allocator.h"
-#include "measure/phase.h"
 #include "measure/node_regions.h"
+#include "measure/phase.h"
 #include "measure/running_ops.h"
 #include "tape/shape_text.h"
+#include "torch/counting_allocator.h"
+#include "torch/device_allocator.h"
 
 #include <ATen/Parallel.h>
 
@@ -46,8 +46,8 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
     count(allocation, -static_cast<int64_t>(allocation.bytes));
   }
 
-  // Other threads of a kernel, and those of a transport (Gloo's), do not know what they run for: they go on
-  // with what was last.
+  // Other threads of a kernel, and those of a transport (Gloo's), do not know what they run for:
+  // they go on with what was last.
   Phase phase_of_this_thread() const {
     const bool helps = at::in_parallel_region() && at::get_thread_num() != 0;
     return helps || !detail::trains_here() ? last : detail::current_phase();
@@ -71,13 +71,15 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
         born.erase(allocation.id);
       }
       auto region = detail::current_region();
-      const bool makes_nodes = phase == Phase::Forward || (phase == Phase::Replay && !detail::is_replaying());
+      const bool makes_nodes = phase == Phase::Forward ||
+          (phase == Phase::Replay && !detail::is_replaying());
       if (makes_nodes && bytes > 0) {
         regions.note(region);
       } else if (phase == Phase::Backward && region.empty()) {
         region = regions.of_current_node();
       }
-      events.push_back({bytes, current, allocation.id, phase, detail::current_op_name(), std::move(region), {}});
+      events.push_back(
+          {bytes, current, allocation.id, phase, detail::current_op_name(), std::move(region), {}});
     }
   }
 
@@ -100,8 +102,8 @@ struct MemoryMeter::Impl final : detail::AllocationObserver {
   std::vector<MemoryEvent> events;
   detail::RegionsOfNodes regions;
   std::unordered_map<uint64_t, size_t> born;  // of what is live: the event of its allocation
-  int64_t zero = 0;     // of a device's allocator when the meter was opened
-  bool closed = false;  // of a device: its numbers stand still
+  int64_t zero = 0;                           // of a device's allocator when the meter was opened
+  bool closed = false;                        // of a device: its numbers stand still
 };
 
 MemoryMeter::MemoryMeter(MeterOptions options) : impl_(std::make_shared<Impl>(options)) {

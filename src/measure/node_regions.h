@@ -1,7 +1,8 @@
 // Which region of forward an op of backward belongs to.
 //
-// A node of autograd has the number that its thread's counter had when forward made it, just before the op
-// ran and allocated. So each allocation in forward tells which region the nodes from that number on are of.
+// A node of autograd has the number that its thread's counter had when forward made it, just before
+// the op ran and allocated. So each allocation in forward tells which region the nodes from that
+// number on are of.
 #pragma once
 
 #include <ATen/SequenceNumber.h>

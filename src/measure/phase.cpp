@@ -18,7 +18,8 @@ thread_local bool trains = false;
 }  // namespace
 
 bool trains_here() {
-  trains |= Recorder::current() != nullptr || torch::autograd::get_current_graph_task_id() >= 0 || is_replaying();
+  trains |= Recorder::current() != nullptr || torch::autograd::get_current_graph_task_id() >= 0 ||
+      is_replaying();
   return trains;
 }
 
@@ -56,7 +57,9 @@ std::string current_region() {
 
 namespace retape {
 
-MemoryRegion::MemoryRegion(std::string name) : name_(std::move(name)), outer_(detail::region_named) {
+MemoryRegion::MemoryRegion(std::string name)
+    : name_(std::move(name)),
+      outer_(detail::region_named) {
   detail::region_named = &name_;
 }
 

@@ -1,8 +1,8 @@
 #include "measure/running_ops.h"
 
-#include "torch/counting_allocator.h"
 #include "tape/activity.h"
 #include "tape/each_tensor.h"
+#include "torch/counting_allocator.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -54,10 +54,11 @@ bool only_allocates(const std::string& name) {
 }  // namespace
 
 RunningOps::RunningOps()
-    : handle_(at::addGlobalCallback(
-          at::RecordFunctionCallback(enter, leave)
-              .needsOutputs(true)
-              .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}))) {}
+    : handle_(
+          at::addGlobalCallback(
+              at::RecordFunctionCallback(enter, leave)
+                  .needsOutputs(true)
+                  .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}))) {}
 
 RunningOps::~RunningOps() {
   at::removeCallback(handle_);
@@ -78,7 +79,8 @@ std::string current_op_name() {
 }
 
 bool runs_forward_in_backward() {
-  const auto node = std::find_if(running.rbegin(), running.rend(), [](const Running& op) { return op.is_node; });
+  const auto node = std::find_if(
+      running.rbegin(), running.rend(), [](const Running& op) { return op.is_node; });
   return node != running.rend() && !node->makes_graph && at::GradMode::is_enabled();
 }
 

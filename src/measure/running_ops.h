@@ -1,5 +1,5 @@
-// Which op a thread is running, for the memory timeline; and tells observers of allocations what ops
-// return. Through RecordFunction, so that it also sees what runs where no scope is open.
+// Which op a thread is running, for the memory timeline; and tells observers of allocations what
+// ops return. Through RecordFunction, so that it also sees what runs where no scope is open.
 #pragma once
 
 #include <cstdint>

@@ -62,7 +62,8 @@ void Anchors::forget_dead() {
         value.reset();
       }
     }
-    segment.kept.erase(std::remove(segment.kept.begin(), segment.kept.end(), nullptr), segment.kept.end());
+    segment.kept.erase(
+        std::remove(segment.kept.begin(), segment.kept.end(), nullptr), segment.kept.end());
   };
   std::for_each(segments_.begin(), segments_.end(), forget);
   if (!proposal_.kept.empty()) {
@@ -74,7 +75,9 @@ void Anchors::forget_dead() {
   }
   segments_.erase(
       std::remove_if(
-          segments_.begin(), segments_.end(), [](const auto& segment) { return segment.kept.empty(); }),
+          segments_.begin(),
+          segments_.end(),
+          [](const auto& segment) { return segment.kept.empty(); }),
       segments_.end());
 }
 

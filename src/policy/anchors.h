@@ -7,8 +7,8 @@
 // the peak comes to about sqrt(2 n) for n equal values (sqrt-spaced anchors: 2 sqrt(n)).
 #pragma once
 
-#include "record/decider.h"
 #include "policy/frontier.h"
+#include "record/decider.h"
 
 #include <vector>
 

@@ -34,7 +34,8 @@ void Frontier::make_room() {
   forget_if(newest_, is_unused);
   if (newest_.size() > kNewest) {
     const auto last = newest_.end() - kNewest;
-    older_.insert(older_.end(), std::make_move_iterator(newest_.begin()), std::make_move_iterator(last));
+    older_.insert(
+        older_.end(), std::make_move_iterator(newest_.begin()), std::make_move_iterator(last));
     newest_.erase(newest_.begin(), last);
   }
   look_at_older(2 * kNewest);

@@ -3,9 +3,10 @@
 // Where few bytes are in use, forward is narrow: everything that follows is computed from those few
 // values (and parameters). Such a place is the end of a layer, found without anybody naming layers.
 //
-// A storage does not announce its end, so values are looked at in turn: the newest ones before every op,
-// older ones a few at a time. However many tensors a user holds on to, an op costs the same; with a few
-// hundred in use the count is exact, beyond that the end of an old one is noticed late.
+// A storage does not announce its end, so values are looked at in turn: the newest ones before
+// every op, older ones a few at a time. However many tensors a user holds on to, an op costs the
+// same; with a few hundred in use the count is exact, beyond that the end of an old one is noticed
+// late.
 #pragma once
 
 #include "tape/value.h"
@@ -17,7 +18,7 @@ namespace retape::detail {
 class Frontier {
  public:
   void add(Value& value);
-  size_t bytes();       // in use now
+  size_t bytes();        // in use now
   void forget_unused();  // looks at all of them
   void clear();
 
@@ -38,7 +39,7 @@ class Frontier {
  private:
   using Values = std::vector<c10::intrusive_ptr<Value>>;
 
-  static constexpr size_t kNewest = 128;     // at most twice as many are looked at each time
+  static constexpr size_t kNewest = 128;  // at most twice as many are looked at each time
   static constexpr size_t kOlderInTurn = 32;
 
   void make_room();

@@ -10,16 +10,16 @@ namespace retape::detail {
 
 namespace {
 
-// Tensors as torch's dispatch modes see them, which run below autograd: a result has no graph yet, and
-// what the op has written gets its graph only after it. Other arguments are what they are.
+// Tensors as torch's dispatch modes see them, which run below autograd: a result has no graph yet,
+// and what the op has written gets its graph only after it. Other arguments are what they are.
 class BelowAutograd {
  public:
   // `before`: the arguments that required grad before the op ran.
   explicit BelowAutograd(c10::ArrayRef<const c10::TensorImpl*> before) : before_(before) {}
 
   at::Tensor operator()(const at::Tensor& tensor) const {
-    const bool had_grad =
-        std::find(before_.begin(), before_.end(), tensor.unsafeGetTensorImpl()) != before_.end();
+    const bool had_grad = std::find(before_.begin(), before_.end(), tensor.unsafeGetTensorImpl()) !=
+        before_.end();
     return tensor.defined() && tensor.requires_grad() && !had_grad ? tensor.detach() : tensor;
   }
 
@@ -43,7 +43,8 @@ class BelowAutograd {
 
 }  // namespace
 
-OpQuestion::OpQuestion(const Policy::Impl& policy, const OpInfo& info, const torch::jit::Stack& stack)
+OpQuestion::OpQuestion(
+    const Policy::Impl& policy, const OpInfo& info, const torch::jit::Stack& stack)
     : decide_(policy.decide_op && policy.birth(info) == Birth::Ask ? &policy.decide_op : nullptr),
       info_(info) {
   if (decide_ == nullptr) {

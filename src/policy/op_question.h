@@ -1,5 +1,5 @@
-// OpQuestion: what a selective policy is asked about one op. It takes the arguments before the op runs,
-// which consumes them, and asks when the op has ended. Inert, and free, for any other policy.
+// OpQuestion: what a selective policy is asked about one op. It takes the arguments before the op
+// runs, which consumes them, and asks when the op has ended. Inert, and free, for any other policy.
 #pragma once
 
 #include "policy/policy_impl.h"

@@ -28,7 +28,8 @@ bool matches(const std::string& rule, const c10::OperatorName& op) {
 }
 
 bool any_matches(const std::vector<std::string>& rules, const c10::OperatorName& op) {
-  return std::any_of(rules.begin(), rules.end(), [&](const auto& rule) { return matches(rule, op); });
+  return std::any_of(
+      rules.begin(), rules.end(), [&](const auto& rule) { return matches(rule, op); });
 }
 
 size_t edit_distance(const std::string& a, const std::string& b) {
@@ -73,10 +74,12 @@ void check_names(const char* function, const std::vector<std::string>& rules) {
       text << "\"" << rule << "\" is a composite op: it never reaches the tape, the ops it calls do"
            << ". Fix: name those, e.g. aten::mm and aten::addmm for aten::linear.";
     } else {
-      const auto nearest = std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) {
-        return edit_distance(rule, a.name) < edit_distance(rule, b.name);
-      });
-      text << "no op is called \"" << rule << "\": expected a dispatcher name such as \"aten::mm\" or "
+      const auto nearest = std::min_element(
+          all.begin(), all.end(), [&](const auto& a, const auto& b) {
+            return edit_distance(rule, a.name) < edit_distance(rule, b.name);
+          });
+      text << "no op is called \"" << rule
+           << "\": expected a dispatcher name such as \"aten::mm\" or "
            << "\"aten::add.Tensor\". Fix: did you mean \"" << nearest->name << "\"?";
     }
     throw UsageError(text.str());
@@ -115,7 +118,8 @@ Policy Policy::cheap() {
 
 Policy Policy::function(PolicyFunction decide) {
   if (!decide) {
-    throw UsageError("[Policy::function] expected a function, got an empty one. Fix: pass a callable.");
+    throw UsageError(
+        "[Policy::function] expected a function, got an empty one. Fix: pass a callable.");
   }
   auto impl = of_kind(Impl::Kind::Function);
   impl.decide = std::move(decide);
@@ -124,7 +128,8 @@ Policy Policy::function(PolicyFunction decide) {
 
 Policy Policy::selective(OpPolicyFunction decide) {
   if (!decide) {
-    throw UsageError("[Policy::selective] expected a function, got an empty one. Fix: pass a callable.");
+    throw UsageError(
+        "[Policy::selective] expected a function, got an empty one. Fix: pass a callable.");
   }
   auto impl = of_kind(Impl::Kind::Function);
   impl.decide_op = std::move(decide);
@@ -143,7 +148,8 @@ Policy Policy::named(const std::string& name) {
   }
   throw UsageError(
       "[Policy::named] no policy is called \"" + name +
-      "\": expected \"none\", \"full\" or \"cheap\". Fix: use one of these, or Policy::function for your own rule.");
+      "\": expected \"none\", \"full\" or \"cheap\". Fix: use one of these, or Policy::function "
+      "for your own rule.");
 }
 
 Policy Policy::keep_ops(const std::vector<std::string>& names) const {

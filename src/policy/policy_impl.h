@@ -23,7 +23,7 @@ struct Policy::Impl {
   Kind kind = Kind::None;
   bool anchors = true;
   bool lean = true;
-  PolicyFunction decide;       // of Kind::Function: one of these two
+  PolicyFunction decide;  // of Kind::Function: one of these two
   OpPolicyFunction decide_op;
   std::vector<std::string> keep;
   std::vector<std::string> drop;

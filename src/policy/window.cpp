@@ -1,7 +1,7 @@
 #include "policy/window.h"
 
-#include "tape/min_cut.h"
 #include "policy/policy_impl.h"
+#include "tape/min_cut.h"
 #include "tape/region.h"
 
 #include <algorithm>
@@ -19,7 +19,9 @@ class Problem {
   int node_of(const Value* value) { return node(values_, value); }
   bool knows(const Value* value) const { return values_.count(value) != 0; }
 
-  void require(const Value* value) { graph_.add_edge(node_of(value), CutGraph::kSink, CutGraph::kInfinite); }
+  void require(const Value* value) {
+    graph_.add_edge(node_of(value), CutGraph::kSink, CutGraph::kInfinite);
+  }
 
   void add_result(const Op& op, bool cheap, const Value& value, bool keepable) {
     const bool is_new = ops_.count(&op) == 0;
@@ -156,8 +158,8 @@ void Window::decide() {
   }
   for (const auto& value : held_) {
     const auto readers = readers_here.find(value.get());
-    const bool read_elsewhere =
-        value->readers.size() > (readers == readers_here.end() ? 0 : readers->second);
+    const bool read_elsewhere = value->readers.size() >
+        (readers == readers_here.end() ? 0 : readers->second);
     if (value->saved || read_elsewhere) {
       problem.require(value.get());
     }
@@ -176,8 +178,9 @@ void Window::decide() {
     const Op& op = *value->recipe;
     const bool replayable = (replays(op) || problem.replays(op)) &&
         std::all_of(op.inputs.begin(), op.inputs.end(), [](const Input& input) {
-          return !input.value || input.value->hold == Hold::Kept || input.value->recipe;
-        });
+                              return !input.value || input.value->hold == Hold::Kept ||
+                                  input.value->recipe;
+                            });
     if (value->hold == Hold::Kept) {
       shelf_.drop(*value);
     }

@@ -3,8 +3,8 @@
 // can replay all that autograd has saved.
 #pragma once
 
-#include "record/decider.h"
 #include "policy/frontier.h"
+#include "record/decider.h"
 
 #include <c10/util/flat_hash_map.h>
 
@@ -28,8 +28,8 @@ class Window final : public Decider {
  private:
   static constexpr size_t kMostOps = 512;  // a forward without narrow places is cut anyway
   static constexpr size_t kQuietOps = 64;  // the same, in a stretch without gradient
-  // Where wrappers are saved (DTensor), autograd holds their parts: they stay in use, so that no place is
-  // narrow.
+  // Where wrappers are saved (DTensor), autograd holds their parts: they stay in use, so that no
+  // place is narrow.
   static constexpr size_t kWrappedOps = 16;
 
   void hold(Value& value);
@@ -41,7 +41,7 @@ class Window final : public Decider {
   Shelf& shelf_;
   Frontier frontier_;
   std::vector<c10::intrusive_ptr<Value>> held_;  // undecided, in the order they were made
-  size_t held_bytes_ = 0;  // that the window alone may be holding
+  size_t held_bytes_ = 0;                        // that the window alone may be holding
   size_t saved_ = 0;
   bool wrapped_ = false;  // autograd has saved a wrapper since the last decision
 };

@@ -1,22 +1,23 @@
 // Recipes must not hold more than autograd would hold without them.
 //
-// A root that recipes read and that autograd has not saved is held for them alone. It may be larger than
-// all that was dropped: a float64 batch of which a float32 copy was saved, a table of which some rows
-// were. Then results take the place of roots: the fewest bytes from which all that was dropped can be
-// replayed, by an exact min-cut. Holding all that autograd has saved is one of the choices, so the sum
-// is never above eager's.
+// A root that recipes read and that autograd has not saved is held for them alone. It may be larger
+// than all that was dropped: a float64 batch of which a float32 copy was saved, a table of which
+// some rows were. Then results take the place of roots: the fewest bytes from which all that was
+// dropped can be replayed, by an exact min-cut. Holding all that autograd has saved is one of the
+// choices, so the sum is never above eager's.
 //
-// What the caller still holds may die tomorrow, or never. So a root counts even while the caller holds
-// it, and a dropped value counts as won only if it is gone: the sum holds whatever the caller does.
+// What the caller still holds may die tomorrow, or never. So a root counts even while the caller
+// holds it, and a dropped value counts as won only if it is gone: the sum holds whatever the caller
+// does.
 //
-// All of this is weighed when the outermost scope ends. Results of ops that are not replayed (kept by name,
-// custom, collective) would pile up until then: a stretch of forward is weighed whenever such roots have
-// piled up to a few times the largest of them.
+// All of this is weighed when the outermost scope ends. Results of ops that are not replayed (kept
+// by name, custom, collective) would pile up until then: a stretch of forward is weighed whenever
+// such roots have piled up to a few times the largest of them.
 #include "record/recorder.h"
 
-#include "tape/min_cut.h"
-#include "residency/bytes.h"
 #include "replay/fetch.h"
+#include "residency/bytes.h"
+#include "tape/min_cut.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -31,7 +32,8 @@ namespace {
 // Not where the user has said what is dropped.
 bool may_hold(const Value& value) {
   const auto& policy = value.region->policy.impl();
-  const bool ours = policy.kind == Policy::Impl::Kind::Full || policy.kind == Policy::Impl::Kind::Cheap;
+  const bool ours = policy.kind == Policy::Impl::Kind::Full ||
+      policy.kind == Policy::Impl::Kind::Cheap;
   return ours && policy.drop.empty() && !value.discardable;
 }
 
@@ -45,8 +47,8 @@ bool is_anchor(const Value& value) {
   return is_tentative(value) && value.region->policy.impl().kind == Policy::Impl::Kind::Full;
 }
 
-// Which values to hold, as a cut between roots and what autograd will ask for: each value is two nodes,
-// and cutting what connects them pays for holding it.
+// Which values to hold, as a cut between roots and what autograd will ask for: each value is two
+// nodes, and cutting what connects them pays for holding it.
 class Problem {
  public:
   explicit Problem(size_t values) : byte_price_(static_cast<int64_t>(values) + 1) {}
@@ -99,8 +101,8 @@ class Problem {
   std::vector<bool> sink_;
 };
 
-// Ops that are connected by what they make, and the bytes of each such part. A root is charged to every
-// part that reads it: one part's graph may outlive the other's.
+// Ops that are connected by what they make, and the bytes of each such part. A root is charged to
+// every part that reads it: one part's graph may outlive the other's.
 class Parts {
  public:
   uint32_t add() {
@@ -143,11 +145,13 @@ bool Recorder::is_held_for_recipes(const Value& value) const {
     return true;
   }
   const auto saved = given_.find(value.home._unsafe_get_target());
-  return !value.saved && !value.owned_by_graph && (saved == given_.end() || saved->second.expired());
+  return !value.saved && !value.owned_by_graph &&
+      (saved == given_.end() || saved->second.expired());
 }
 
-// Whether roots that nothing but recipes holds have piled up since this was last so. Looks at a few new
-// ones at a time; one that is still in use elsewhere is looked at once more, then left to the end. Under the lock.
+// Whether roots that nothing but recipes holds have piled up since this was last so. Looks at a few
+// new ones at a time; one that is still in use elsewhere is looked at once more, then left to the
+// end. Under the lock.
 bool Recorder::roots_pile_up() {
   constexpr size_t kLookAt = 4;
   constexpr size_t kPile = 4;  // times the largest
@@ -180,11 +184,12 @@ bool Recorder::roots_pile_up() {
   return piled_up;
 }
 
-// Looks at each part of the tape by itself: what one has won does not make up for another, whose graph
-// may outlive it.
+// Looks at each part of the tape by itself: what one has won does not make up for another, whose
+// graph may outlive it.
 Recorder::Balance Recorder::balance(Weigh weigh) {
-  // While forward runs, a root that is in use costs nothing yet, and a saved value that is in use may be
-  // kept by autograd's own means: both are looked at once more. Ops that were weighed before are settled.
+  // While forward runs, a root that is in use costs nothing yet, and a saved value that is in use
+  // may be kept by autograd's own means: both are looked at once more. Ops that were weighed before
+  // are settled.
   const bool so_far = weigh == Weigh::SoFar;
   const uint64_t plan = ++tape_->plans;
   std::vector<Op*> ops;
@@ -227,7 +232,8 @@ Recorder::Balance Recorder::balance(Weigh weigh) {
         }
       } else if (is_tentative(*input.value)) {
         continue;
-      } else if (is_held_for_recipes(*input.value) && !(so_far && input.value->in_use_elsewhere())) {
+      } else if (
+          is_held_for_recipes(*input.value) && !(so_far && input.value->in_use_elsewhere())) {
         roots.emplace_back(input.value.get(), own);
       }
     }

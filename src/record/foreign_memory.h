@@ -1,7 +1,7 @@
 // ForeignMemory: storages on memory that they do not own (from_numpy, from_dlpack, from_blob).
 //
-// Such a storage may lie on the bytes of another one that torch does not connect with it. A write to
-// either is a write to both, so the recorder asks here which known storages overlap.
+// Such a storage may lie on the bytes of another one that torch does not connect with it. A write
+// to either is a write to both, so the recorder asks here which known storages overlap.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -28,8 +28,9 @@ class ForeignMemory {
 
   bool empty() const { return known_.empty(); }
   void add(const c10::Storage& storage);
-  std::vector<c10::Storage> overlapping(const c10::StorageImpl& storage) const;  // others than itself
-  void sweep();  // forgets those that are gone
+  std::vector<c10::Storage> overlapping(
+      const c10::StorageImpl& storage) const;  // others than itself
+  void sweep();                                // forgets those that are gone
   void clear();
 
  private:

@@ -41,8 +41,8 @@ class Watch {
   Watch* outer() const { return outer_; }
 
  private:
-  // What the thread that opened it knows of it. Destroyed on another thread, it empties its place, and its
-  // own thread forgets that when it next looks.
+  // What the thread that opened it knows of it. Destroyed on another thread, it empties its place,
+  // and its own thread forgets that when it next looks.
   struct Place {
     explicit Place(Watch* watch) : watch(watch) {}
     std::atomic<Watch*> watch;

@@ -1,12 +1,13 @@
-// How the recorder takes one op: its arguments before it runs, and what it has made when it has ended.
+// How the recorder takes one op: its arguments before it runs, and what it has made when it has
+// ended.
 #include "record/recorder.h"
 
 #include "check/replay_checker.h"
-#include "tape/fault.h"
 #include "policy/op_question.h"
+#include "record/token.h"
 #include "residency/bytes.h"
 #include "tape/each_tensor.h"
-#include "record/token.h"
+#include "tape/fault.h"
 
 #include <algorithm>
 #include <deque>
@@ -258,8 +259,9 @@ Role Recorder::take_written(Flight& flight, const at::Tensor& tensor, Effect eff
   const auto& before = written.before;
   auto role = effect == Effect::UpdatesInForward ? Role::Scratch : Role::Write;
   if (flight.op && role == Role::Write) {
-    // What was given stays where it is: its next version is a root and costs nothing more. If this one
-    // is needed, and so copied, and only a slice is written, then the next one is made from the copy.
+    // What was given stays where it is: its next version is a root and costs nothing more. If this
+    // one is needed, and so copied, and only a slice is written, then the next one is made from the
+    // copy.
     const bool is_slice = 2 * tensor.nbytes() <= storage.nbytes();
     const bool known = before &&
         (before->uninitialized ||
@@ -322,8 +324,7 @@ void Recorder::save_what_is_overwritten(Flight& flight) {
 }
 
 c10::SmallVector<Recorder::Made, 2> Recorder::made_by(
-    const Flight& flight,
-    const torch::jit::Stack& stack) const {
+    const Flight& flight, const torch::jit::Stack& stack) const {
   c10::SmallVector<Made, 2> made;
   const OpInfo& info = *flight.info;
   const bool recorded = flight.op || info.uninitialized;
@@ -364,10 +365,11 @@ void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const
     if (item.keep) {
       continue;
     }
-    const View view = item.tensor.defined() ? View(item.tensor)
-                                            : flight.op->inputs[flight.writes[item.write].input].view;
-    const auto& storage =
-        item.tensor.defined() ? item.tensor.storage() : flight.writes[item.write].storage;
+    const View view = item.tensor.defined()
+        ? View(item.tensor)
+        : flight.op->inputs[flight.writes[item.write].input].view;
+    const auto& storage = item.tensor.defined() ? item.tensor.storage()
+                                                : flight.writes[item.write].storage;
     const ValueInfo info{
         flight.info->name.name,
         flight.info->name.overload_name,
@@ -397,7 +399,8 @@ void Recorder::show(const Flight& flight, c10::SmallVectorImpl<Made>& made) cons
     const auto& input = flight.op->inputs[written.input];
     if (input.arg != flight.unwritten) {
       const bool known = written.before && written.before->seen;
-      item.seen = tape_->examiner->seen((known ? written.before->seen->view : input.view).on(written.storage));
+      item.seen = tape_->examiner->seen(
+          (known ? written.before->seen->view : input.view).on(written.storage));
     }
   }
 }
@@ -425,11 +428,10 @@ void Recorder::finish(Flight& flight, c10::SmallVectorImpl<Made>& made) {
 }
 
 void Recorder::enter(Flight& flight, Made& made) {
-  const auto& storage =
-      made.tensor.defined() ? made.tensor.storage() : flight.writes[made.write].storage;
-  const auto& counter = made.tensor.defined()
-      ? made.tensor.unsafeGetTensorImpl()->version_counter()
-      : flight.writes[made.write].counter;
+  const auto& storage = made.tensor.defined() ? made.tensor.storage()
+                                              : flight.writes[made.write].storage;
+  const auto& counter = made.tensor.defined() ? made.tensor.unsafeGetTensorImpl()->version_counter()
+                                              : flight.writes[made.write].counter;
   auto value = describe(storage, counter);
   if (!made.tensor.defined()) {
     const auto& before = flight.writes[made.write].before;

@@ -1,13 +1,13 @@
 // What happens to recipes that read a tensor which is about to be overwritten.
 //
-// The bytes cannot be replayed, so either they are copied, or what the recipes make of them is held in
-// their place, whichever is less. Autograd would hold the second; often it is a slice of a cache, or
-// rows of a table.
+// The bytes cannot be replayed, so either they are copied, or what the recipes make of them is held
+// in their place, whichever is less. Autograd would hold the second; often it is a slice of a
+// cache, or rows of a table.
 #include "record/recorder.h"
 
-#include "tape/fault.h"
-#include "tape/each_tensor.h"
 #include "replay/fetch.h"
+#include "tape/each_tensor.h"
+#include "tape/fault.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -37,7 +37,8 @@ void Recorder::hold_readers_of(const at::Tensor& tensor) {
   {
     TapeLock lock(*tape_);
     const auto root = find(tensor.storage(), tensor.unsafeGetTensorImpl()->version_counter());
-    if (!root || root->recipe || root->hold != Hold::Kept || root->copied || root->readers.empty()) {
+    if (!root || root->recipe || root->hold != Hold::Kept || root->copied ||
+        root->readers.empty()) {
       return;
     }
     forget_idle_readers(*root);
@@ -56,8 +57,9 @@ void Recorder::hold_readers_of(const at::Tensor& tensor) {
   }
 }
 
-// Forgets recipes that read it and that nothing needs: of values that are dead, and of those that are
-// alive and through which no gradient flows. Should autograd save one of these, it is kept as it is.
+// Forgets recipes that read it and that nothing needs: of values that are dead, and of those that
+// are alive and through which no gradient flows. Should autograd save one of these, it is kept as
+// it is.
 void Recorder::forget_idle_readers(Value& root) {
   sever_idle_results(root);
   bytes_in_vain_ += root.nbytes;
@@ -119,13 +121,14 @@ struct Cut {
 
 Cut cut_behind(c10::ArrayRef<Reader> readers, size_t& looks);
 
-// The value itself, or, where that is less, values further on. Those that autograd has saved are needed
-// themselves. `looks`: how many more values may be looked at.
+// The value itself, or, where that is less, values further on. Those that autograd has saved are
+// needed themselves. `looks`: how many more values may be looked at.
 Cut cut_at(Value& value, size_t& looks) {
   Cut own;
   own.bytes = value.needed() && value.hold != Hold::Kept ? value.nbytes : 0;
   own.values.push_back(c10::intrusive_ptr<Value>::reclaim_copy(&value));
-  if (value.tokens > 0 || value.readers.empty() || value.discardable || own.bytes == 0 || looks == 0) {
+  if (value.tokens > 0 || value.readers.empty() || value.discardable || own.bytes == 0 ||
+      looks == 0) {
     return own;
   }
   auto further = cut_behind(value.readers, looks);
@@ -147,8 +150,8 @@ Cut cut_behind(c10::ArrayRef<Reader> readers, size_t& looks) {
 
 }  // namespace
 
-// Holds results that are still alive, and returns those that must be replayed for it. Does nothing where a
-// copy of the root is smaller. Under the lock.
+// Holds results that are still alive, and returns those that must be replayed for it. Does nothing
+// where a copy of the root is smaller. Under the lock.
 std::vector<c10::intrusive_ptr<Value>> Recorder::results_to_hold(Value& root) {
   size_t looks = 256;
   auto cut = cut_behind(root.readers, looks);

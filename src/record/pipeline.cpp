@@ -57,10 +57,13 @@ Watch* watch_that_is_on() {
   return watch == nullptr || watch->off() ? nullptr : watch;
 }
 
-// `below`: the keys that are still to come. A composite op goes on with both keys on, so that its parts
-// are seen.
+// `below`: the keys that are still to come. A composite op goes on with both keys on, so that its
+// parts are seen.
 void look_at(
-    const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack, bool in_handler) {
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet below,
+    torch::jit::Stack* stack,
+    bool in_handler) {
   auto* recorder = recorder_that_is_on();
   auto* watch = watch_that_is_on();
   if (any_refillable()) {
@@ -82,7 +85,8 @@ void look_at(
     return;
   }
   const OpInfo& info = op_info(op);
-  const bool in_parts = in_handler ? info.is_composite : info.passes(below) || is_wrapped_call(*stack, info.arguments);
+  const bool in_parts = in_handler ? info.is_composite
+                                   : info.passes(below) || is_wrapped_call(*stack, info.arguments);
   if (in_parts) {
     std::vector<at::Tensor> written;
     if (recorder != nullptr && !info.writes.empty() && !info.is_composite) {

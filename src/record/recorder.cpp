@@ -1,11 +1,11 @@
 #include "record/recorder.h"
 
 #include "check/replay_checker.h"
-#include "residency/bytes.h"
-#include "tape/each_tensor.h"
-#include "residency/refillable.h"
 #include "record/pipeline.h"
 #include "record/token.h"
+#include "residency/bytes.h"
+#include "residency/refillable.h"
+#include "tape/each_tensor.h"
 
 #include <retape/binding.h>
 
@@ -20,12 +20,12 @@ namespace retape::detail {
 
 namespace {
 
-thread_local Recorder* current_recorder = nullptr;     // while a scope is open
+thread_local Recorder* current_recorder = nullptr;    // while a scope is open
 thread_local std::unique_ptr<Recorder> own_recorder;  // made once: its tables keep their memory
 
 // Running statistics are written without a trace, not even in their version counter, by batch norms
-// that run after the scope. They are vectors without gradient, and small: the tape takes a copy when the
-// scope ends.
+// that run after the scope. They are vectors without gradient, and small: the tape takes a copy
+// when the scope ends.
 bool may_be_a_statistic(const at::Tensor& tensor) {
   constexpr size_t kMostBytes = 1 << 18;
   const auto& whole = tensor.is_view() ? tensor._base() : tensor;
@@ -35,7 +35,9 @@ bool may_be_a_statistic(const at::Tensor& tensor) {
 
 // Where a gradient ends: the node that accumulates it owns the tensor.
 bool is_owned_by_graph(const at::Tensor& tensor) {
-  const auto is_parameter = [](const at::TensorBase& owner) { return owner.is_leaf() && owner.requires_grad(); };
+  const auto is_parameter = [](const at::TensorBase& owner) {
+    return owner.is_leaf() && owner.requires_grad();
+  };
   return is_parameter(tensor) || (tensor.is_view() && is_parameter(tensor._base()));
 }
 
@@ -129,8 +131,9 @@ void Recorder::hand_over(const Region& inner) {
   }
 }
 
-// Roots that a legal write after the scope would change: running statistics, and what the scope itself
-// has made and autograd has not saved. What it was given is not copied: inputs are large (docs/limits.md).
+// Roots that a legal write after the scope would change: running statistics, and what the scope
+// itself has made and autograd has not saved. What it was given is not copied: inputs are large
+// (docs/limits.md).
 void Recorder::copy_what_may_change() {
   for (const auto& [storage, entry] : table_) {
     const auto value = entry.get();
@@ -177,7 +180,7 @@ void Recorder::end() {
   }
 }
 
-// ---- the current value of a storage ---------------------------------------------------------
+// ---- the current value of a storage
 
 void Recorder::set_current(const c10::StorageImpl* storage, c10::intrusive_ptr<Value> value) {
   auto& entry = table_[storage];
@@ -213,8 +216,7 @@ bool Recorder::sweep_if_worth_it() {
 }
 
 c10::intrusive_ptr<Value> Recorder::find(
-    const c10::Storage& storage,
-    const c10::VariableVersion& counter) {
+    const c10::Storage& storage, const c10::VariableVersion& counter) {
   const auto it = table_.find(storage.unsafeGetStorageImpl());
   if (it == table_.end()) {
     return {};
@@ -243,16 +245,16 @@ c10::intrusive_ptr<Value> Recorder::find(
 // Tensors on the same storage whose writes move different counters: `.data`, set_. What comes to be
 // known of the storage later watches all of them.
 void Recorder::remember_aliases(
-    const c10::Storage& storage,
-    std::initializer_list<c10::VariableVersion> counters) {
+    const c10::Storage& storage, std::initializer_list<c10::VariableVersion> counters) {
   auto& known = aliases_[storage.unsafeGetStorageImpl()];
   if (known.storage._unsafe_get_target() != storage.unsafeGetStorageImpl()) {
     known.storage = storage.getWeakStorageImpl();
   }
   for (const auto& counter : counters) {
     const bool is_new = std::none_of(
-        known.counters.begin(), known.counters.end(),
-        [&](const auto& other) { return same_counter(other, counter); });
+        known.counters.begin(), known.counters.end(), [&](const auto& other) {
+          return same_counter(other, counter);
+        });
     if (counter.enabled() && is_new) {
       known.counters.push_back(counter);
     }
@@ -260,8 +262,7 @@ void Recorder::remember_aliases(
 }
 
 c10::intrusive_ptr<Value> Recorder::describe(
-    const c10::Storage& storage,
-    const c10::VariableVersion& counter) {
+    const c10::Storage& storage, const c10::VariableVersion& counter) {
   auto value = c10::make_intrusive<Value>();
   value->region = scopes_.back();
   value->home = storage.getWeakStorageImpl();
@@ -390,8 +391,9 @@ void Recorder::keep(Value& value) {
     value.region->counters.bytes_dropped.subtract(value.nbytes);
   }
   value.keep(c10::Storage(std::move(impl)));
-  if (const auto it = table_.find(address); it != table_.end() && it->second.owned.get() == &value) {
-    note_made_here(value);  // it may die before its storage does
+  if (const auto it = table_.find(address);
+      it != table_.end() && it->second.owned.get() == &value) {
+    note_made_here(value);     // it may die before its storage does
     it->second.owned.reset();  // the caller holds it too
   }
 }
@@ -430,8 +432,8 @@ void Recorder::forget_current(const Value& value) {
   }
 }
 
-// The tape will know no recipe of what its home holds from now on. Who reads that finds a root, and such
-// a root may change after the scope as the value could (copy_what_may_change).
+// The tape will know no recipe of what its home holds from now on. Who reads that finds a root, and
+// such a root may change after the scope as the value could (copy_what_may_change).
 void Recorder::note_made_here(const Value& value) {
   if (!value.given || value.made_here) {
     if (auto home = value.home.lock()) {
@@ -440,7 +442,7 @@ void Recorder::note_made_here(const Value& value) {
   }
 }
 
-// ---- what autograd saves --------------------------------------------------------------------
+// ---- what autograd saves
 
 bool Recorder::may_drop(const at::Tensor& tensor) {
   const auto packs_all = [](const auto& scope) { return scope->packs_all; };
@@ -467,8 +469,8 @@ bool Recorder::may_drop(const at::Tensor& tensor) {
   if (flight_ != nullptr && flight_->may_make(storage.unsafeGetStorageImpl())) {
     return true;  // nobody knows before the op has ended
   }
-  // Lean nodes write over what they have used, if nothing else holds the tensor: a token gives them one
-  // of their own.
+  // Lean nodes write over what they have used, if nothing else holds the tensor: a token gives them
+  // one of their own.
   const auto& policy = region().policy.impl();
   if (flight_ != nullptr && policy.kind == Policy::Impl::Kind::None && policy.lean && !is_object) {
     return true;
@@ -524,7 +526,8 @@ void Recorder::count_given(const c10::Storage& storage, bool leaf) {
 // Autograd has saved it: if a custom op made it, that op could be called replayable.
 void Recorder::count_kept(const c10::Storage& storage) {
   const auto it = opaque_.find(storage.unsafeGetStorageImpl());
-  if (it != opaque_.end() && it->second.storage._unsafe_get_target() == storage.unsafeGetStorageImpl()) {
+  if (it != opaque_.end() &&
+      it->second.storage._unsafe_get_target() == storage.unsafeGetStorageImpl()) {
     region().kept_ops.add(it->second.op->name.name, storage.nbytes());
     opaque_.erase(it);
   }
@@ -545,7 +548,8 @@ void Recorder::note_opaque(const OpInfo& info, const torch::jit::Stack& stack) {
   }
   for (const auto& result : torch::jit::last(stack, info.returns)) {
     each_tensor(result, [&](const at::Tensor& tensor, int) {
-      if (!tensor.defined() || !is_plain(tensor) || table_.count(tensor.storage().unsafeGetStorageImpl()) > 0) {
+      if (!tensor.defined() || !is_plain(tensor) ||
+          table_.count(tensor.storage().unsafeGetStorageImpl()) > 0) {
         return;
       }
       const auto& storage = tensor.storage();

@@ -5,12 +5,12 @@
 // memory: who keeps what is for the policy to say.
 #pragma once
 
-#include "record/decider.h"
 #include "policy/policy_impl.h"
+#include "record/decider.h"
 #include "record/foreign_memory.h"
-#include "tape/tape.h"
 #include "record/weak_storages.h"
 #include "tape/region.h"
+#include "tape/tape.h"
 
 #include <ATen/core/stack.h>
 #include <c10/util/flat_hash_map.h>
@@ -54,7 +54,8 @@ class Recorder final : private Shelf {
       c10::DispatchKeySet below,
       torch::jit::Stack* stack);
 
-  // Runs an op of a backward inside the scope. What it makes is made here, though nobody records it.
+  // Runs an op of a backward inside the scope. What it makes is made here, though nobody records
+  // it.
   void pass_in_backward(
       const c10::OperatorHandle& handle,
       const OpInfo& info,
@@ -71,17 +72,17 @@ class Recorder final : private Shelf {
   // A write that is not recorded: by a kernel of a custom op, or past the dispatcher.
   void about_to_write(const at::Tensor& tensor);
 
-  // A handler has written to it, below the kernels that move its version. `rebound`: it has given it
-  // another storage, whose bytes are as they were.
+  // A handler has written to it, below the kernels that move its version. `rebound`: it has given
+  // it another storage, whose bytes are as they were.
   void adopt_version(const at::Tensor& tensor, bool rebound);
 
-  // Autograd is about to save `tensor`. False: it will be kept, so autograd does better without a token:
-  // it hands out the very tensor that it was given.
+  // Autograd is about to save `tensor`. False: it will be kept, so autograd does better without a
+  // token: it hands out the very tensor that it was given.
   bool may_drop(const at::Tensor& tensor);
 
   // Autograd saves `tensor` (plain): binds the token now, or when the op that is running ends.
   void save(Token& token, const at::Tensor& tensor);
-  void forget(Token& token);  // a waiting token died
+  void forget(Token& token);                                 // a waiting token died
   void count_given(const c10::Storage& storage, bool leaf);  // it saves what has no recipe
 
  private:
@@ -152,7 +153,7 @@ class Recorder final : private Shelf {
     const OpInfo* op = nullptr;
   };
 
-  struct Flight {  // the op that is running
+  struct Flight {                  // the op that is running
     const OpInfo* info = nullptr;  // null: nothing of it is recorded
     c10::intrusive_ptr<Op> op;     // null: no recipe
     c10::SmallVector<const c10::StorageImpl*, 4> touched;
@@ -218,10 +219,10 @@ class Recorder final : private Shelf {
       const c10::Storage& storage,
       const c10::VariableVersion& counter);  // of the tensor through which it is looked at
   c10::intrusive_ptr<Value> find_or_root(const at::Tensor& tensor);
-  c10::intrusive_ptr<Value> describe(const c10::Storage& storage, const c10::VariableVersion& counter);
+  c10::intrusive_ptr<Value> describe(
+      const c10::Storage& storage, const c10::VariableVersion& counter);
   void remember_aliases(
-      const c10::Storage& storage,
-      std::initializer_list<c10::VariableVersion> counters);
+      const c10::Storage& storage, std::initializer_list<c10::VariableVersion> counters);
   c10::intrusive_ptr<Value> on_the_same_bytes(const c10::Storage& storage);
   void watch_overlapping(const c10::Storage& storage, Value& value);
   std::vector<c10::Storage> on_the_same_memory(const c10::Storage& storage) const;
@@ -250,10 +251,12 @@ class Recorder final : private Shelf {
   ska::flat_hash_map<const c10::StorageImpl*, Opaque> opaque_;
   size_t opaque_sweep_at_ = kSweepAt;
   struct MadeHere {};
-  WeakStorages<MadeHere> made_here_;  // storages of values that have become roots, or will when they are read
+  WeakStorages<MadeHere>
+      made_here_;  // storages of values that have become roots, or will when they are read
   ForeignMemory foreign_;
   size_t sweep_at_ = kSweepAt;
-  size_t bytes_in_vain_ = 0;  // of roots that recipes of dead values may hold, since the last sweep for that
+  size_t bytes_in_vain_ =
+      0;  // of roots that recipes of dead values may hold, since the last sweep for that
   uint64_t order_ = 0;
   const Flags* flags_ = nullptr;
   Flight* flight_ = nullptr;

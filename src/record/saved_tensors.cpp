@@ -12,7 +12,8 @@ namespace retape::detail {
 namespace {
 
 bool is_asked(const Watch& watch) {
-  return !at::SavedTensorDefaultHooks::get_tls_state().is_tracing && watch.innermost() && !watch.off();
+  return !at::SavedTensorDefaultHooks::get_tls_state().is_tracing && watch.innermost() &&
+      !watch.off();
 }
 
 // Hooks that the user pushed inside the scope are the innermost ones, so they win.

@@ -1,11 +1,11 @@
 #include "record/token.h"
 
-#include "check/replay_checker.h"
 #include "check/fault_hooks.h"
-#include "residency/refillable.h"
-#include "tape/errors.h"
+#include "check/replay_checker.h"
 #include "record/recorder.h"
 #include "replay/fetch.h"
+#include "residency/refillable.h"
+#include "tape/errors.h"
 
 #include <retape/binding.h>
 #include <retape/error.h>
@@ -14,7 +14,8 @@
 
 namespace retape::detail {
 
-Token::Token(Recorder& recorder) : tape_(c10::intrusive_ptr<Tape>::reclaim_copy(&recorder.tape())) {}
+Token::Token(Recorder& recorder)
+    : tape_(c10::intrusive_ptr<Tape>::reclaim_copy(&recorder.tape())) {}
 
 Token::~Token() {
   if (waiting_) {
@@ -42,7 +43,8 @@ void Token::call_pack_hook(const at::Tensor& tensor) {
   version_ = counter_.current_version();
   leaf_ = tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
   if (!is_plain(tensor)) {
-    original_ = tensor.is_leaf() ? tensor : tensor.detach();  // with its history it would hold itself
+    original_ = tensor.is_leaf() ? tensor
+                                 : tensor.detach();  // with its history it would hold itself
     return;
   }
   if (tensor.is_leaf() && tensor.requires_grad()) {
@@ -59,13 +61,15 @@ void Token::check_version() const {
   if (counter_.enabled() && counter_.current_version() != version_) {
     const bool whole = original_.defined() && !original_.is_nested();  // which has no sizes to tell
     throw_changed_in_place(
-        whole ? original_.scalar_type() : view_.dtype(), whole ? original_.sizes() : view_.sizes(),
-        counter_.current_version(), version_);
+        whole ? original_.scalar_type() : view_.dtype(),
+        whole ? original_.sizes() : view_.sizes(),
+        counter_.current_version(),
+        version_);
   }
 }
 
-// As autograd does, with the counter of the tensor that was saved: a write to what was handed out is a
-// write to it, and what is saved from it again (double backward) notices a later change too.
+// As autograd does, with the counter of the tensor that was saved: a write to what was handed out
+// is a write to it, and what is saved from it again (double backward) notices a later change too.
 at::Tensor Token::tensor_on(c10::Storage storage) const {
   auto tensor = view_.on(std::move(storage));
   tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
@@ -91,7 +95,10 @@ at::Tensor Token::call_unpack_hook() {
     brought = {value_->alias, true};
     if (value_->written_in_backward()) {
       throw_changed_in_place(
-          view_.dtype(), view_.sizes(), value_->lent_to_backward.counter.current_version(), value_->lent_to_backward.version);
+          view_.dtype(),
+          view_.sizes(),
+          value_->lent_to_backward.counter.current_version(),
+          value_->lent_to_backward.version);
     }
   }
   if (!brought.storage) {
@@ -121,8 +128,8 @@ at::Tensor Token::call_unpack_hook() {
     }
   }
   if (pass < 0) {
-    // Looked at from outside of backward (grad_fn._saved_self). It stays, as autograd's own would: what
-    // is written to it now is what backward gets, in whichever slot it was saved.
+    // Looked at from outside of backward (grad_fn._saved_self). It stays, as autograd's own would:
+    // what is written to it now is what backward gets, in whichever slot it was saved.
     {
       TapeLock lock(*tape_);
       value_->alias = brought.storage;
@@ -136,7 +143,8 @@ at::Tensor Token::call_unpack_hook() {
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> Token::retrieve_unpack_hook_data()
     const {
   throw UsageError(
-      "[recompute] compiled autograd traces backward and cannot trace replay. Fix: run this backward "
+      "[recompute] compiled autograd traces backward and cannot trace replay. Fix: run this "
+      "backward "
       "without torch._dynamo.compiled_autograd, or forward without a scope.");
 }
 

@@ -1,7 +1,7 @@
 // WeakStorages: a table by storage that holds none of them and forgets those that are gone.
 //
-// The weak reference keeps the address of a storage from being given to another one, so a key that is
-// found is the storage that was meant.
+// The weak reference keeps the address of a storage from being given to another one, so a key that
+// is found is the storage that was meant.
 #pragma once
 
 #include <c10/core/Storage.h>

@@ -1,14 +1,14 @@
 #include "replay/fetch.h"
 
-#include "check/replay_checker.h"
 #include "check/fault_hooks.h"
-#include "tape/activity.h"
-#include "residency/refillable.h"
+#include "check/replay_checker.h"
+#include "replay/replay_count.h"
 #include "residency/bytes.h"
-#include "torch/interceptor.h"
+#include "residency/refillable.h"
+#include "tape/activity.h"
 #include "tape/errors.h"
 #include "tape/region.h"
-#include "replay/replay_count.h"
+#include "torch/interceptor.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/flat_hash_map.h>
@@ -21,14 +21,14 @@ namespace retape::detail {
 
 namespace {
 
-// Replay runs below autograd and autocast, and outside of the function transforms that a backward may
-// run in (vmap over backward, is_grads_batched): forward ran outside of them.
+// Replay runs below autograd and autocast, and outside of the function transforms that a backward
+// may run in (vmap over backward, is_grads_batched): forward ran outside of them.
 constexpr c10::DispatchKeySet kNotInReplay = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
     c10::autocast_dispatch_keyset | c10::functorch_transforms_ks |
     c10::DispatchKeySet(
-        {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-         c10::DispatchKey::FuncTorchDynamicLayerBackMode,
-         c10::DispatchKey::Functionalize});
+                                                 {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                                  c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                                  c10::DispatchKey::Functionalize});
 
 // It ran in this pass, but what it made is needed once more: so is what it is made from.
 void unsatisfy(Op& op, int pass) {
@@ -103,7 +103,9 @@ class Errand {
   }
 
   bool wants(const Value& value) const { return uses_.count(&value) > 0; }
-  void hold(Value& value) { held_.emplace(&value, c10::intrusive_ptr<Value>::reclaim_copy(&value)); }
+  void hold(Value& value) {
+    held_.emplace(&value, c10::intrusive_ptr<Value>::reclaim_copy(&value));
+  }
 
   void used_by(const Op& op) {
     for (const auto& input : op.inputs) {
@@ -143,7 +145,10 @@ class Errand {
 class Run {
  public:
   Run(Tape& tape, Op& op, int pass, torch::jit::Stack& stack)
-      : tape_(tape), op_(op), pass_(pass), stack_(stack) {}
+      : tape_(tape),
+        op_(op),
+        pass_(pass),
+        stack_(stack) {}
 
   // False if an input is gone again (another thread used it up): plan anew.
   bool take_inputs();
@@ -172,7 +177,8 @@ bool last_use(const Op& op, const Value& value, int pass) {
   for (const auto& input : op.inputs) {
     own += input.value.get() == &value ? 1 : 0;
   }
-  return value.hold == Hold::Replayed && !value.lent && value.tokens + value.readers.size() == own + (value.pass == pass ? value.done : 0);
+  return value.hold == Hold::Replayed && !value.lent &&
+      value.tokens + value.readers.size() == own + (value.pass == pass ? value.done : 0);
 }
 
 bool Run::take_inputs() {
@@ -304,7 +310,8 @@ void Run::examine_before(const OpInfo& called) {
   TapeLock lock(tape_);
   for (size_t i = 0; i < op_.inputs.size(); ++i) {
     const auto& input = op_.inputs[i];
-    if (input.role == Role::Write && input.value->hold != Hold::None && input.value->data.is_alias_of(inputs_[i])) {
+    if (input.role == Role::Write && input.value->hold != Hold::None &&
+        input.value->data.is_alias_of(inputs_[i])) {
       tape_.examiner->writes_what_is_needed(op_);
     }
   }
@@ -334,12 +341,14 @@ void Run::publish(Errand* errand) {
     }
     if (misalignment_of(*storage.unsafeGetStorageImpl()) != value.misalignment) {
       storage = copy_of(storage, value.misalignment);
-      outputs_[result.source] = View(outputs_[result.source]).on(storage);  // written inputs are aligned
+      outputs_[result.source] =
+          View(outputs_[result.source]).on(storage);  // written inputs are aligned
     }
     if (tape_.examiner && value.seen) {
       tape_.examiner->replayed(tape_, op_, value, storage);
     }
-    if (value.hold == Hold::None && (errand != nullptr ? errand->wants(value) : value.wanted(pass_))) {
+    if (value.hold == Hold::None &&
+        (errand != nullptr ? errand->wants(value) : value.wanted(pass_))) {
       value.data = std::move(storage);
       value.hold = Hold::Replayed;
       sabotage_held(value);
@@ -388,7 +397,8 @@ struct Work {
 class Stopwatch {
  public:
   Stopwatch(Tape& tape, Region& region)
-      : tape_(tape), region_(region.timed && !Activity::of_this_thread().replays ? &region : nullptr) {
+      : tape_(tape),
+        region_(region.timed && !Activity::of_this_thread().replays ? &region : nullptr) {
     if (region_ != nullptr) {
       start_ = Clock::now();
     }
@@ -442,8 +452,8 @@ Brought brought_back(Tape& tape, Value& value, int pass) {
   c10::Storage storage;
   // Planned anew when another thread has used up an input meanwhile. That ends when its pass does.
   for (int attempt = 0; !storage; ++attempt) {
-    TORCH_INTERNAL_ASSERT(attempt < 1000, "retape: replay of ", value.recipe->info->name.name,
-        " makes no progress");
+    TORCH_INTERNAL_ASSERT(
+        attempt < 1000, "retape: replay of ", value.recipe->info->name.name, " makes no progress");
     {
       TapeLock lock(tape);
       work.plan.clear();

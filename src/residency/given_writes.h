@@ -1,10 +1,10 @@
 // GivenWrites: when a scope last saw a write to a storage that it had been given.
 //
 // A version counter shows a write to every tape that watches it, but handlers of dispatch modes and
-// running statistics move none, and `.data` moves one that others do not watch. The tape of the scope that
-// sees such a write accounts for it at once; tapes of scopes that have closed, in any thread, learn of
-// it here before they replay from that storage. Writes outside of every scope stay unseen
-// (docs/limits.md).
+// running statistics move none, and `.data` moves one that others do not watch. The tape of the
+// scope that sees such a write accounts for it at once; tapes of scopes that have closed, in any
+// thread, learn of it here before they replay from that storage. Writes outside of every scope stay
+// unseen (docs/limits.md).
 #pragma once
 
 #include <c10/core/StorageImpl.h>

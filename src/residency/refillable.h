@@ -1,7 +1,7 @@
 // Storages whose bytes were taken away and come back in place when somebody asks for them.
 //
-// Who takes them away registers here, so that whatever is about to read a storage can have it filled
-// without knowing why it was empty. Threads: any.
+// Who takes them away registers here, so that whatever is about to read a storage can have it
+// filled without knowing why it was empty. Threads: any.
 #pragma once
 
 #include "torch/interceptor.h"

@@ -1,5 +1,5 @@
-// What a thread replays right now, for whoever measures (measure/). Nothing in the core asks, but for the
-// question whether one replay is part of another.
+// What a thread replays right now, for whoever measures (measure/). Nothing in the core asks, but
+// for the question whether one replay is part of another.
 #pragma once
 
 #include <string>

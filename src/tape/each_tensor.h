@@ -5,7 +5,8 @@
 
 namespace retape::detail {
 
-// Calls `visit(tensor, element)` for each of them; element -1: not in a list. Some may be undefined.
+// Calls `visit(tensor, element)` for each of them; element -1: not in a list. Some may be
+// undefined.
 template <typename Visit>
 void each_tensor(const c10::IValue& value, Visit visit) {
   if (value.isTensor()) {

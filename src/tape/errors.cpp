@@ -2,7 +2,6 @@
 
 #include "tape/region.h"
 
-
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
@@ -51,8 +50,8 @@ void throw_changed_in_place(
     c10::ScalarType dtype, c10::IntArrayRef sizes, uint32_t version, uint32_t expected) {
   std::ostringstream text;
   text << "one of the variables needed for gradient computation has been modified by an inplace "
-       << "operation: [" << c10::toString(dtype) << " " << sizes
-       << "] is at version " << version << "; expected version " << expected << " instead.";
+       << "operation: [" << c10::toString(dtype) << " " << sizes << "] is at version " << version
+       << "; expected version " << expected << " instead.";
   if (!torch::autograd::AnomalyMode::is_enabled()) {
     text << " Hint: enable anomaly detection to find the operation that failed to compute its "
          << "gradient, with torch.autograd.set_detect_anomaly(True).";
@@ -62,14 +61,15 @@ void throw_changed_in_place(
 
 void throw_root_changed(const Value& root) {
   std::ostringstream text;
-  text << "[recompute] " << where(root.region.get()) << "a tensor of " << root.nbytes << " bytes that ";
+  text << "[recompute] " << where(root.region.get()) << "a tensor of " << root.nbytes
+       << " bytes that ";
   if (root.readers.empty()) {
     text << "backward replays from ";
   } else {
     const auto& reader = root.readers.front();
     const auto& input = reader.op->inputs[reader.input];
-    text << reader.op->info->name.name << " read in forward, " << c10::toString(input.view.dtype()) << " "
-         << input.view.sizes() << ", and that backward replays it from, ";
+    text << reader.op->info->name.name << " read in forward, " << c10::toString(input.view.dtype())
+         << " " << input.view.sizes() << ", and that backward replays it from, ";
   }
   if (root.hold == Hold::Kept && root.data.nbytes() != root.nbytes) {
     text << "was resized: expected " << root.nbytes << " bytes, got " << root.data.nbytes();
@@ -88,9 +88,11 @@ void throw_op_gone(const Op& op) {
   const auto& name = op.info->name.name;
   raise(ReplayMismatch(
       "[recompute] " + where(op.region.get()) + name +
-      " was recorded in forward and cannot be replayed: its library has been unloaded or reloaded since. "
+      " was recorded in forward and cannot be replayed: its library has been unloaded or reloaded "
+      "since. "
       "Fix: keep the torch.library.Library alive until backward is over, or keep the op's results: "
-      "Policy.full().keep_ops([\"" + name + "\"])."));
+      "Policy.full().keep_ops([\"" +
+      name + "\"])."));
 }
 
 void throw_other_size(const Op& op, size_t expected, size_t got) {

@@ -1,6 +1,6 @@
-// Faults: ways in which recompute could go wrong, each of which can be switched on, so that it can be
-// shown that the checks notice. Built in only with RETAPE_FAULTS (CMake); without it `injected` is
-// a constant and nothing of this is in the library.
+// Faults: ways in which recompute could go wrong, each of which can be switched on, so that it can
+// be shown that the checks notice. Built in only with RETAPE_FAULTS (CMake); without it `injected`
+// is a constant and nothing of this is in the library.
 #pragma once
 
 #include <cstdint>

@@ -22,8 +22,8 @@ bool flushes_denormals() {
 #endif
 }
 
-// Settings as they are, "inherit" among them. at::Context's own getters resolve those, so that what they
-// return cannot be put back, or raise where older and newer settings were mixed.
+// Settings as they are, "inherit" among them. at::Context's own getters resolve those, so that what
+// they return cannot be put back, or raise where older and newer settings were mixed.
 template <auto Settings, auto Matmul, auto Cudnn, auto Onednn>
 struct Access {
   friend auto& settings_of(at::Context& context) { return context.*Settings; }

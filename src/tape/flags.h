@@ -10,7 +10,8 @@
 
 namespace retape::detail {
 
-// Of float32 products. Older settings and newer ones stand beside each other, and torch compares them.
+// Of float32 products. Older settings and newer ones stand beside each other, and torch compares
+// them.
 struct Precision {
   std::array<at::Float32Precision, 9> settings{};  // by backend and op
   at::Float32MatmulPrecision matmul = at::Float32MatmulPrecision::HIGHEST;

@@ -54,8 +54,8 @@ std::vector<bool> CutGraph::sink_side() const {
   const auto color = boost::get(boost::vertex_color, graph);
   std::vector<bool> side(static_cast<size_t>(nodes_));
   for (int node = 0; node < nodes_; ++node) {
-    side[static_cast<size_t>(node)] =
-        color[boost::vertex(node, graph)] != boost::color_traits<boost::default_color_type>::black();
+    side[static_cast<size_t>(node)] = color[boost::vertex(node, graph)] !=
+        boost::color_traits<boost::default_color_type>::black();
   }
   return side;
 }

@@ -41,12 +41,20 @@ bool has_tensor(const c10::TypePtr& type) {
 }
 
 constexpr DispatchKey kBackends[] = {
-    DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::MPS, DispatchKey::XPU, DispatchKey::HPU,
+    DispatchKey::CPU,
+    DispatchKey::CUDA,
+    DispatchKey::MPS,
+    DispatchKey::XPU,
+    DispatchKey::HPU,
     DispatchKey::PrivateUse1};
 
 constexpr DispatchKey kAutogradKeys[] = {
-    DispatchKey::Autograd, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
-    DispatchKey::AutogradMPS, DispatchKey::AutogradXPU, DispatchKey::AutogradHPU,
+    DispatchKey::Autograd,
+    DispatchKey::AutogradCPU,
+    DispatchKey::AutogradCUDA,
+    DispatchKey::AutogradMPS,
+    DispatchKey::AutogradXPU,
+    DispatchKey::AutogradHPU,
     DispatchKey::AutogradPrivateUse1};
 
 template <typename Keys>
@@ -129,9 +137,13 @@ OpInfo describe(const c10::OperatorHandle& op) {
   info.is_composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !has_kernel(op, kBackends);
   info.passes_through = info.has_own_autograd || info.is_composite;
-  for (auto key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA, DispatchKey::AutocastXPU,
-                   DispatchKey::AutocastMPS, DispatchKey::AutocastHPU,
-                   DispatchKey::AutocastPrivateUse1}) {
+  for (auto key :
+       {DispatchKey::AutocastCPU,
+        DispatchKey::AutocastCUDA,
+        DispatchKey::AutocastXPU,
+        DispatchKey::AutocastMPS,
+        DispatchKey::AutocastHPU,
+        DispatchKey::AutocastPrivateUse1}) {
     if (op.hasKernelForDispatchKey(key)) {
       info.autocast = info.autocast.add(key);
     }
@@ -163,7 +175,8 @@ OpInfo describe(const c10::OperatorHandle& op) {
       info.scratch.assign(hidden.arguments.begin(), hidden.arguments.end());
       info.writes.erase(
           std::remove_if(
-              info.writes.begin(), info.writes.end(),
+              info.writes.begin(),
+              info.writes.end(),
               [&](uint16_t i) { return listed(hidden.arguments, i); }),
           info.writes.end());
     }
@@ -178,7 +191,8 @@ OpInfo describe(const c10::OperatorHandle& op) {
       op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::inplace_view) ||
       op.hasTag(at::Tag::maybe_aliasing_or_mutating) || listed(lists::kHiddenState, name) ||
       listed(lists::kPartlyUnwritten, name);
-  // No tag says that an op is pure. One that its user calls replayable may still draw random numbers.
+  // No tag says that an op is pure. One that its user calls replayable may still draw random
+  // numbers.
   const bool opted_in = !trusted && is_replayable(info.name);
   const bool known = trusted || opted_in;
   info.random |= opted_in;
@@ -186,8 +200,8 @@ OpInfo describe(const c10::OperatorHandle& op) {
   const bool replaceable = std::all_of(
       args.begin(), args.end(), [](const c10::Argument& arg) { return storable(arg.type()); });
   // An in-place op without a result (foreach) still makes new versions of what it writes.
-  info.has_recipe = (info.returns_tensors || !info.writes.empty()) && known && !effectful && !info.several_generators &&
-      !info.uninitialized && replaceable;
+  info.has_recipe = (info.returns_tensors || !info.writes.empty()) && known && !effectful &&
+      !info.several_generators && !info.uninitialized && replaceable;
   return info;
 }
 
@@ -201,7 +215,9 @@ struct Registry {
   const c10::RegistrationHandleRAII listening;  // the last: it is told of every operator at once
 
   Registry()
-      : listening(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this))) {}
+      : listening(
+            c10::Dispatcher::singleton().addRegistrationListener(
+                std::make_unique<Listener>(*this))) {}
 
   void forget(const c10::OperatorName& op, bool gone) {
     std::lock_guard<std::mutex> lock(mutex);

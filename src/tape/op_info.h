@@ -29,26 +29,28 @@ struct OpInfo {
   size_t arguments = 0;
   size_t returns = 0;
   bool returns_tensors = false;
-  bool is_view = false;        // returns its argument's storage, writes nothing
-  bool has_recipe = false;     // may be replayed at all
-  bool on_cpu_only = false;    // ... but not on a device whose kernel adds in any order
-  bool picks = false;          // ... nor by a mask, nor less than what it picks from
-  bool cheap = false;          // costs memory traffic only
-  bool pointwise = false;      // looks at nothing but its elements
-  bool random = false;         // draws from a generator
+  bool is_view = false;      // returns its argument's storage, writes nothing
+  bool has_recipe = false;   // may be replayed at all
+  bool on_cpu_only = false;  // ... but not on a device whose kernel adds in any order
+  bool picks = false;        // ... nor by a mask, nor less than what it picks from
+  bool cheap = false;        // costs memory traffic only
+  bool pointwise = false;    // looks at nothing but its elements
+  bool random = false;       // draws from a generator
   int generator_arg = -1;
   bool several_generators = false;
   bool uninitialized = false;  // returns memory that nobody has written
-  c10::SmallVector<uint16_t, 1> overwrites;  // of the arguments it writes, those it leaves nothing of
+  c10::SmallVector<uint16_t, 1>
+      overwrites;       // of the arguments it writes, those it leaves nothing of
   int result_arg = -1;  // out=, the first: written in any case, the others perhaps only in training
-  bool routes = false;         // integer results choose where data goes: ties could fall otherwise
+  bool routes = false;  // integer results choose where data goes: ties could fall otherwise
   c10::SmallVector<uint16_t, 2> writes;   // arguments it writes, by its schema
   c10::SmallVector<uint16_t, 2> scratch;  // arguments it updates while `training` is set
   int training_arg = -1;
-  bool is_custom = false;        // of a library outside of torch
-  bool rebinds = false;          // gives its argument another storage, or that storage another size
+  bool is_custom = false;      // of a library outside of torch
+  bool rebinds = false;        // gives its argument another storage, or that storage another size
   AfterOp after_op = nullptr;  // called with its first result, in scopes that let it
-  std::shared_ptr<std::atomic<bool>> gone = std::make_shared<std::atomic<bool>>(false);  // deregistered
+  std::shared_ptr<std::atomic<bool>> gone = std::make_shared<std::atomic<bool>>(
+      false);  // deregistered
 
   bool changes_arguments() const { return !writes.empty() || !scratch.empty(); }
 

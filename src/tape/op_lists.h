@@ -28,7 +28,8 @@ constexpr std::array kHiddenWrites{
 };
 
 // Of these, those that are never replayed; with other hidden state; or (mkldnn_rnn_layer) with a
-// workspace of which the kernel leaves bytes unwritten, so that nobody can tell whether it came back.
+// workspace of which the kernel leaves bytes unwritten, so that nobody can tell whether it came
+// back.
 constexpr std::array kHiddenState{
     Names("aten::batch_norm_update_stats"),
     Names("aten::batch_norm_gather_stats"),
@@ -40,8 +41,8 @@ constexpr std::array kHiddenState{
     Names("aten::_cudnn_init_dropout_state"),
 };
 
-// Leave parts of what they return unwritten, and no tag says so (of _ctc_loss, its out= forms): never
-// replayed.
+// Leave parts of what they return unwritten, and no tag says so (of _ctc_loss, its out= forms):
+// never replayed.
 constexpr std::array kPartlyUnwritten{
     Names("aten::_ctc_loss"),
     Names("aten::_make_dep_token"),
@@ -70,8 +71,8 @@ constexpr std::array kUninitialized{
     Names("aten::new_zeros"),
 };
 
-// Pick elements of their first argument. Tagged as if their shapes depended on values, which holds for masks
-// alone: what integers pick has the shape of the integers.
+// Pick elements of their first argument. Tagged as if their shapes depended on values, which holds
+// for masks alone: what integers pick has the shape of the integers.
 constexpr std::array kPicks{
     Names("aten::index"),
 };
@@ -192,11 +193,12 @@ constexpr std::array kCheap{
     Names("aten::linalg_vector_norm"),
 };
 
-// Namespaces of torch itself. Ops of others are replayed if they are called replayable (replayable.h).
+// Namespaces of torch itself. Ops of others are replayed if they are called replayable
+// (replayable.h).
 constexpr std::array kTrustedNamespaces{Names("aten"), Names("prims")};
 
-// Ops of popular libraries that compute their results from their arguments and a torch generator, and
-// do nothing else. Others are replayed if their user says so (retape::replayable).
+// Ops of popular libraries that compute their results from their arguments and a torch generator,
+// and do nothing else. Others are replayed if their user says so (retape::replayable).
 constexpr std::array kKnownReplayable{
     Names("flash_attn::_flash_attn_forward"),
     Names("flash_attn::_flash_attn_varlen_forward"),

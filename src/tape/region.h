@@ -57,11 +57,11 @@ struct Region {
   const std::string name;
   const std::thread::id thread = std::this_thread::get_id();
   bool open = false;
-  bool inert = false;        // made under Eager: open in name only
-  bool timed = false;        // counts replay_ns
-  bool packs_all = false;    // autograd holds tokens of what is kept too, not the tensors
-  size_t hooks_outside = 0;  // saved-tensor hooks of the user that were there before
-  int graph_task = -1;       // backward it was opened in, if any
+  bool inert = false;                // made under Eager: open in name only
+  bool timed = false;                // counts replay_ns
+  bool packs_all = false;            // autograd holds tokens of what is kept too, not the tensors
+  size_t hooks_outside = 0;          // saved-tensor hooks of the user that were there before
+  int graph_task = -1;               // backward it was opened in, if any
   std::unique_ptr<Decider> decider;  // null where every decision is taken at birth
   Counters counters;
   KeptOps kept_ops;

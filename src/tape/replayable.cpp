@@ -37,7 +37,8 @@ void replayable(const std::string& name) {
   const auto colons = op.find("::");
   if (colons == 0 || colons == std::string::npos || colons + 2 == op.size()) {
     throw UsageError(
-        "[replayable] \"" + op + "\" is not the name of an op: expected \"library::op\" or "
+        "[replayable] \"" + op +
+        "\" is not the name of an op: expected \"library::op\" or "
         "\"library::op.overload\". Fix: take the name from torch.ops, e.g. torch.ops.mylib.op is "
         "\"mylib::op\".");
   }

@@ -40,7 +40,8 @@ std::mutex& rewind_mutex() {
 }  // namespace
 
 Draw::Draw(at::Generator source, at::Generator state)
-    : source_(std::move(source)), state_(std::move(state)) {}
+    : source_(std::move(source)),
+      state_(std::move(state)) {}
 
 at::Generator Draw::generator_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   at::Generator source;
@@ -85,7 +86,9 @@ at::Generator Draw::fresh() const {
 }
 
 Draw::Rewind::Rewind(const Draw& draw)
-    : draw_(draw), lock_(rewind_mutex()), later_(draw_.rewind()) {}
+    : draw_(draw),
+      lock_(rewind_mutex()),
+      later_(draw_.rewind()) {}
 
 Draw::Rewind::~Rewind() {
   draw_.restore(later_);

@@ -14,8 +14,8 @@ namespace retape::detail {
 
 class Draw {
  public:
-  // Takes the state of the generator `op` will use: its argument, else the device's default. Null on
-  // the meta device, which draws nothing.
+  // Takes the state of the generator `op` will use: its argument, else the device's default. Null
+  // on the meta device, which draws nothing.
   static std::unique_ptr<Draw> before(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
   static at::Generator generator_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
   static std::unique_ptr<Draw> of(at::Generator source);
@@ -43,7 +43,8 @@ class Draw {
 
    private:
     const Draw& draw_;
-    const std::unique_lock<std::mutex> lock_;  // taken before, and given back after, anything that can throw
+    const std::unique_lock<std::mutex>
+        lock_;  // taken before, and given back after, anything that can throw
     at::Tensor later_;
   };
 

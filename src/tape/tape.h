@@ -17,12 +17,12 @@ class Examiner;
 
 struct Tape final : c10::intrusive_ptr_target {
   std::mutex mutex;
-  uint64_t plans = 0;  // of replay, so far
+  uint64_t plans = 0;                  // of replay, so far
   std::shared_ptr<Examiner> examiner;  // null: nobody compares
   uint64_t number = 0;                 // for the examiner
 
-  // What replay has brought back in the pass that did so last. When a pass ends, what other passes may
-  // want is given up too: between passes a graph holds what it held after forward.
+  // What replay has brought back in the pass that did so last. When a pass ends, what other passes
+  // may want is given up too: between passes a graph holds what it held after forward.
   using Replayed = std::vector<c10::weak_intrusive_ptr<Value>>;
   std::shared_ptr<Replayed> replayed;
   int replayed_in = Value::kNoPass;

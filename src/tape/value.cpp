@@ -1,8 +1,8 @@
 #include "tape/value.h"
 
 #include "residency/refillable.h"
-#include "tape/tape.h"
 #include "tape/errors.h"
+#include "tape/tape.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -51,7 +51,8 @@ c10::Storage Value::here() {
     return data;
   }
   if (hold == Hold::None && intact && !uninitialized) {
-    if (auto impl = home.lock(); impl && impl->nbytes() == nbytes && !(recipe && is_emptied(impl.get()))) {
+    if (auto impl = home.lock();
+        impl && impl->nbytes() == nbytes && !(recipe && is_emptied(impl.get()))) {
       return c10::Storage(std::move(impl));
     }
   }

@@ -10,13 +10,13 @@
 #pragma once
 
 #include "check/op_snapshot.h"
-#include "tape/rng_snapshot.h"
+#include "residency/given_writes.h"
 #include "tape/flags.h"
 #include "tape/op_info.h"
 #include "tape/pooled.h"
-#include "residency/given_writes.h"
-#include "torch/version_counters.h"
+#include "tape/rng_snapshot.h"
 #include "tape/view.h"
+#include "torch/version_counters.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/Storage.h>
@@ -36,7 +36,8 @@ enum class Hold : uint8_t {
   Replayed,  // brought back, held until its last use
 };
 
-// One input of an op. It knows its place in the value's list of readers, so that either can go first.
+// One input of an op. It knows its place in the value's list of readers, so that either can go
+// first.
 struct Reader {
   Op* op;
   uint32_t input;
@@ -45,8 +46,8 @@ struct Reader {
 struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   ~Value() override;
 
-  c10::intrusive_ptr<Op> recipe;  // null: a root, or kept for good
-  uint32_t slot = 0;              // which of the recipe's results
+  c10::intrusive_ptr<Op> recipe;   // null: a root, or kept for good
+  uint32_t slot = 0;               // which of the recipe's results
   std::shared_ptr<Region> region;  // where it was made
 
   c10::Storage data;
@@ -58,8 +59,8 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   uint8_t misalignment = 0;  // of its home; replay gives it the same (bytes.h)
 
   // Set when an op wrote to the storage under tokens of this value. A token whose counter has moved
-  // raises; where it has not (.data, a counter that was put back) autograd would hand out the changed
-  // bytes, so the token does. Recipes that read the value are not concerned.
+  // raises; where it has not (.data, a counter that was put back) autograd would hand out the
+  // changed bytes, so the token does. Recipes that read the value are not concerned.
   c10::Storage alias;
 
   std::unique_ptr<Seen> seen;  // where somebody compares (check/examiner.h)
@@ -67,21 +68,21 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   // Of the tensor that backward was given of the replayed bytes: it must not write them.
   Versions::Seen lent_to_backward;
 
-  bool uninitialized = false;  // root: memory nobody has written yet
-  bool superseded = false;     // its home holds a later version by now
-  bool copied = false;         // data is a copy of its own, not its home
-  bool saved = false;          // autograd asked for it
-  bool saved_itself = false;   // ... and holds the tensor, not a token
-  bool leaf = false;           // root: a parameter, a buffer, an input without history
-  bool discardable = false;    // an output that its caller may give up
+  bool uninitialized = false;   // root: memory nobody has written yet
+  bool superseded = false;      // its home holds a later version by now
+  bool copied = false;          // data is a copy of its own, not its home
+  bool saved = false;           // autograd asked for it
+  bool saved_itself = false;    // ... and holds the tensor, not a token
+  bool leaf = false;            // root: a parameter, a buffer, an input without history
+  bool discardable = false;     // an output that its caller may give up
   bool differentiable = false;  // a gradient flows through it
   bool owned_by_graph = false;  // root: a leaf that gets a gradient
   bool statistic = false;       // root: copied when the scope ends
   bool given = false;           // its home is not the tape's: a root's, of any version
   bool made_here = false;       // root: on a storage that this scope has made
-  bool lent = false;           // replayed, and the caller's storage is on the same bytes again
+  bool lent = false;            // replayed, and the caller's storage is on the same bytes again
 
-  uint32_t tokens = 0;   // tokens alive
+  uint32_t tokens = 0;                  // tokens alive
   c10::SmallVector<Reader, 1> readers;  // inputs of live ops that read it
   uint32_t done = 0;  // of tokens and readers, satisfied in the backward pass `pass`
   int pass = kNoPass;
@@ -94,7 +95,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   c10::Storage here();
   bool home_moved() const;  // changed in place since, in a way that its counter or a scope saw
   bool written_in_backward() const;  // the replayed bytes that it was given
-  bool in_use_elsewhere() const;  // somebody but the tape holds its home
+  bool in_use_elsewhere() const;     // somebody but the tape holds its home
 
   void keep(c10::Storage storage);
   void drop();
@@ -114,7 +115,9 @@ enum class Role : uint8_t {
 };
 
 struct Input {
-  Input(c10::intrusive_ptr<Value> value, const at::Tensor& seen) : value(std::move(value)), view(seen) {}
+  Input(c10::intrusive_ptr<Value> value, const at::Tensor& seen)
+      : value(std::move(value)),
+        view(seen) {}
 
   c10::intrusive_ptr<Value> value;  // null for Fresh and Scratch
   View view;
@@ -145,8 +148,8 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
 
   const OpInfo* info = nullptr;
   std::shared_ptr<Region> region;
-  const Flags* flags = nullptr;  // interned
-  uint64_t order = 0;            // position in forward
+  const Flags* flags = nullptr;           // interned
+  uint64_t order = 0;                     // position in forward
   c10::SmallVector<c10::IValue, 6> args;  // tensors taken out
   c10::SmallVector<ListArg, 1> lists;
   c10::SmallVector<Input, 2> inputs;
@@ -155,7 +158,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   int satisfied = Value::kNoPass;  // ran in this pass
   uint64_t planned = 0;            // plan it was last put on
   uint32_t place = 0;              // on that plan
-  uint8_t weighings = 0;           // how often its roots were weighed while forward ran (record/balance.cpp)
+  uint8_t weighings = 0;  // how often its roots were weighed while forward ran (record/balance.cpp)
   std::unique_ptr<Witness> witness;  // where somebody compares closely
 
   Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);

@@ -41,7 +41,8 @@ bool is_wrapper(const at::Tensor& tensor) {
 
 c10::IntArrayRef sizes_of(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
-  return tensor.is_nested() || impl->has_symbolic_sizes_strides() ? c10::IntArrayRef() : impl->sizes();
+  return tensor.is_nested() || impl->has_symbolic_sizes_strides() ? c10::IntArrayRef()
+                                                                  : impl->sizes();
 }
 
 View::View(const at::Tensor& tensor) {

@@ -28,7 +28,9 @@ class View {
   bool covers(size_t nbytes) const;
 
   c10::IntArrayRef sizes() const { return {shape_.data(), shape_.size() / 2}; }
-  c10::IntArrayRef strides() const { return {shape_.data() + shape_.size() / 2, shape_.size() / 2}; }
+  c10::IntArrayRef strides() const {
+    return {shape_.data() + shape_.size() / 2, shape_.size() / 2};
+  }
   c10::ScalarType dtype() const { return dtype_.toScalarType(); }
   bool requires_grad() const { return requires_grad_; }
 

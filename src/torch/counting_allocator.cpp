@@ -103,7 +103,8 @@ class CountingAllocator final : public c10::Allocator {
     if (base == nullptr) {
       return {nullptr, nullptr, &free_counted, c10::Device(c10::kCPU)};
     }
-    const Allocation allocation{bytes, uncounted ? kNobodys : Observers::instance().allocated(bytes)};
+    const Allocation allocation{
+        bytes, uncounted ? kNobodys : Observers::instance().allocated(bytes)};
     std::memcpy(base, &allocation, sizeof(allocation));
     auto* data = base + kHeader;
     return {data, data, &free_counted, c10::Device(c10::kCPU)};
@@ -158,7 +159,8 @@ void stop_observing(const std::shared_ptr<AllocationObserver>& observer) {
 void tell_returned(const at::Tensor& tensor) {
   const auto& memory = tensor.storage().data_ptr();
   if (memory.get_context() != nullptr && memory.get_deleter() == &free_counted) {
-    Observers::instance().returned(header_of(static_cast<char*>(memory.get_context()) - kHeader), tensor);
+    Observers::instance().returned(
+        header_of(static_cast<char*>(memory.get_context()) - kHeader), tensor);
   }
 }
 

@@ -40,7 +40,8 @@ class Front final : public Engine {
       const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
       c10::intrusive_ptr<torch::autograd::Node> graph_root,
       torch::autograd::InputBuffer&& input_buffer) override {
-    return behind_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+    return behind_.execute_with_graph_task(
+        graph_task, std::move(graph_root), std::move(input_buffer));
   }
 
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
@@ -90,7 +91,8 @@ void install_engine_front(HooksProvider provider) {
     if (const auto hook = first_scope_hook.load()) {
       hook();
     }
-    front = new Front(Engine::get_default_engine(), provider);  // lives as long as autograd's threads
+    front = new Front(
+        Engine::get_default_engine(), provider);  // lives as long as autograd's threads
     torch::autograd::set_default_engine_stub(&front_engine);
   });
 }

@@ -7,8 +7,8 @@
 
 namespace retape::detail {
 
-// Called for each tensor that autograd saves. False: not ours, ask the engine that was there before.
-// True: ours, with hooks or, where the tensor is better saved as it is, with null.
+// Called for each tensor that autograd saves. False: not ours, ask the engine that was there
+// before. True: ours, with hooks or, where the tensor is better saved as it is, with null.
 using HooksProvider = bool (*)(std::unique_ptr<torch::autograd::SavedVariableHooks>& hooks);
 
 // Once per process; a later call does nothing.

@@ -1,6 +1,6 @@
 // One of the places that change global state of libtorch (the others: engine_front.cpp and
-// variable_hooks.cpp): boxed fallbacks for kKey and kHandlerKey, which do nothing until a thread includes
-// the keys.
+// variable_hooks.cpp): boxed fallbacks for kKey and kHandlerKey, which do nothing until a thread
+// includes the keys.
 #include "torch/interceptor.h"
 
 #include <retape/binding.h>
@@ -17,9 +17,9 @@ constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
 constexpr c10::DispatchKeySet kBelowHandlers(c10::DispatchKeySet::FULL_AFTER, kHandlerKey);
 
 std::atomic<OpHandler> handler{nullptr};
-thread_local int users = 0;                   // scopes and observers
+thread_local int users = 0;  // scopes and observers
 thread_local KernelRunner runner = nullptr;
-thread_local bool passing = false;            // a NotIntercepted is alive
+thread_local bool passing = false;  // a NotIntercepted is alive
 
 void include_keys() {
   const bool on = users > 0 || is_intercepting_everywhere();
@@ -75,7 +75,8 @@ void set_kernel_runner(KernelRunner to) {
 }
 
 NotIntercepted::NotIntercepted()
-    : guard_(runner == nullptr ? c10::DispatchKeySet({kKey, kHandlerKey}) : c10::DispatchKeySet(kKey)),
+    : guard_(
+          runner == nullptr ? c10::DispatchKeySet({kKey, kHandlerKey}) : c10::DispatchKeySet(kKey)),
       before_(passing) {
   passing = true;
 }
@@ -95,5 +96,6 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
 }
 
 TORCH_LIBRARY_IMPL(_, Fake, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&retape::detail::intercept_below_handlers>());
+  m.fallback(
+      torch::CppFunction::makeFromBoxedFunction<&retape::detail::intercept_below_handlers>());
 }

@@ -1,7 +1,8 @@
 // The two dispatch keys that show Retape every op, and their switch.
 //
 //   op ──▶ kKey ──▶ autocast, autograd ──▶ kernel
-//                                      └─▶ Python ──▶ __torch_dispatch__ ──▶ op ──▶ kHandlerKey ──▶ kernel
+//                                      └─▶ Python ──▶ __torch_dispatch__ ──▶ op ──▶ kHandlerKey ──▶
+//                                      kernel
 //
 // While a handler of a subclass or a mode runs, torch excludes every key above Python, kKey among
 // them. What the handler calls, and backend kernels of custom ops, come by way of kHandlerKey.
@@ -22,10 +23,10 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 // Of the same library, free too: the highest key below Python.
 constexpr c10::DispatchKey kHandlerKey = c10::DispatchKey::Fake;
 
-// What happens to an op that comes by. `below`: the keys that are still to come. `in_handler`: it came by
-// way of kHandlerKey. The handler redispatches it.
-using OpHandler =
-    void (*)(const c10::OperatorHandle&, c10::DispatchKeySet below, torch::jit::Stack*, bool in_handler);
+// What happens to an op that comes by. `below`: the keys that are still to come. `in_handler`: it
+// came by way of kHandlerKey. The handler redispatches it.
+using OpHandler = void (*)(
+    const c10::OperatorHandle&, c10::DispatchKeySet below, torch::jit::Stack*, bool in_handler);
 void set_op_handler(OpHandler handler);  // before anything is switched on
 
 // Keys that are left for an op that is looked at here and nowhere below.
@@ -34,8 +35,9 @@ c10::DispatchKeySet to_kernel(c10::DispatchKeySet below);
 // Per thread, counted. While on, every op of the thread comes to the interceptor first.
 void set_intercepting(bool on);
 
-// In the whole process there is something that ops of any thread may touch (residency/refillable.h).
-// Threads that are not switched on see it from their next intercept_here(true) on.
+// In the whole process there is something that ops of any thread may touch
+// (residency/refillable.h). Threads that are not switched on see it from their next
+// intercept_here(true) on.
 extern std::atomic<bool> intercepting_everywhere;
 inline bool is_intercepting_everywhere() {
   return intercepting_everywhere.load(std::memory_order_relaxed);
@@ -48,8 +50,8 @@ void intercept_here(bool on);
 using KernelRunner = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
 void set_kernel_runner(KernelRunner runner);
 
-// While it lives, ops of this thread go past the interceptor: they are part of an op that it has seen,
-// or Retape's own.
+// While it lives, ops of this thread go past the interceptor: they are part of an op that it has
+// seen, or Retape's own.
 class NotIntercepted {
  public:
   NotIntercepted();

@@ -27,7 +27,8 @@ class VariableFront final : public at::impl::VariableHooksInterface {
   at::TensorBase variable_data(const at::TensorBase& tensor) const override {
     return behind_.variable_data(tensor);
   }
-  const c10::intrusive_ptr<torch::autograd::Node>& grad_fn(const at::TensorBase& tensor) const override {
+  const c10::intrusive_ptr<torch::autograd::Node>& grad_fn(
+      const at::TensorBase& tensor) const override {
     return behind_.grad_fn(tensor);
   }
   unsigned _register_hook(
@@ -42,8 +43,12 @@ class VariableFront final : public at::impl::VariableHooksInterface {
   const at::TensorBase& base(const at::TensorBase& tensor) const override {
     return behind_.base(tensor);
   }
-  const std::string& name(const at::TensorBase& tensor) const override { return behind_.name(tensor); }
-  int64_t output_nr(const at::TensorBase& tensor) const override { return behind_.output_nr(tensor); }
+  const std::string& name(const at::TensorBase& tensor) const override {
+    return behind_.name(tensor);
+  }
+  int64_t output_nr(const at::TensorBase& tensor) const override {
+    return behind_.output_nr(tensor);
+  }
   void set_data(const at::TensorBase& tensor, const at::TensorBase& data) const override {
     behind_.set_data(tensor, data);
   }

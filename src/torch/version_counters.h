@@ -1,7 +1,7 @@
 // Versions: the version counters through which a storage has been seen, and where each stood.
 //
-// Views share one counter. `.data` and set_ give another tensor on the same storage a counter of its
-// own, so a write through either of them moves only one.
+// Views share one counter. `.data` and set_ give another tensor on the same storage a counter of
+// its own, so a write through either of them moves only one.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -15,7 +15,8 @@ namespace retape::detail {
 // VariableVersion does not say which counter it refers to; it is one pointer.
 inline bool same_counter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
   static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  return std::memcmp(static_cast<const void*>(&a), static_cast<const void*>(&b), sizeof(void*)) == 0;
+  return std::memcmp(static_cast<const void*>(&a), static_cast<const void*>(&b), sizeof(void*)) ==
+      0;
 }
 
 class Versions {
@@ -79,8 +80,9 @@ class Versions {
     return false;
   }
 
-  // A counter that stands lower than it was seen has been put back (_unsafe_preserve_version_counter),
-  // and nothing was written since: the recorder sees writes. From now on it counts from there.
+  // A counter that stands lower than it was seen has been put back
+  // (_unsafe_preserve_version_counter), and nothing was written since: the recorder sees writes.
+  // From now on it counts from there.
   void rebase() {
     const auto lower = [](Seen& seen) {
       if (seen.moved() && seen.counter.current_version() < seen.version) {

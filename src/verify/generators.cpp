@@ -24,7 +24,8 @@ void set_state(at::Generator generator, const at::Tensor& state) {
 // Of devices that have been used: asking for another one would start it.
 std::vector<std::pair<std::string, at::Generator>> default_generators() {
   auto& context = at::globalContext();
-  std::vector<std::pair<std::string, at::Generator>> all{{"cpu", context.defaultGenerator(c10::kCPU)}};
+  std::vector<std::pair<std::string, at::Generator>> all{
+      {"cpu", context.defaultGenerator(c10::kCPU)}};
   if (const auto type = at::getAccelerator(/*checked=*/false)) {
     const auto& hooks = context.getAcceleratorHooksInterface(*type);
     for (c10::DeviceIndex i = 0; i < hooks.deviceCount(); ++i) {
@@ -61,8 +62,8 @@ void GeneratorStates::restore() const {
 void GeneratorStates::restore(const std::vector<at::Generator>& own) const {
   if (own.size() != own_.size()) {
     throw UsageError(
-        "[verify] every start has the same generators: expected " + std::to_string(own_.size()) + ", got " +
-        std::to_string(own.size()) + ". Fix: list the same ones each time.");
+        "[verify] every start has the same generators: expected " + std::to_string(own_.size()) +
+        ", got " + std::to_string(own.size()) + ". Fix: list the same ones each time.");
   }
   for (const auto& one : default_) {
     set_state(one.generator, one.state);

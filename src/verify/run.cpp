@@ -1,8 +1,8 @@
 #include "verify/run.h"
 
-#include "torch/untracked_guard.h"
-#include "tape/shape_text.h"
 #include "check/readable.h"
+#include "tape/shape_text.h"
+#include "torch/untracked_guard.h"
 
 #include <retape/eager.h>
 #include <retape/error.h>
@@ -20,8 +20,8 @@ namespace {
 
 constexpr size_t kAllOrders = 4;  // losses; of more, orders would soon be thousands
 
-// All of up to four losses; of more, rotations and those reversed: each comes first, last, and right before
-// and behind its neighbours.
+// All of up to four losses; of more, rotations and those reversed: each comes first, last, and
+// right before and behind its neighbours.
 std::vector<std::vector<size_t>> permutations(size_t count) {
   std::vector<std::vector<size_t>> found;
   std::vector<size_t> order(count);
@@ -51,8 +51,10 @@ void check_leaf(const NamedTensor& leaf) {
   }
   if (!tensor.is_leaf() && !tensor.retains_grad()) {
     throw UsageError(
-        "[verify] " + quoted("leaf", name) + " was made by an op, so that no gradient will be kept in it: "
-        "expected a parameter or an input. Fix: detach().requires_grad_() it before forward, or retain_grad().");
+        "[verify] " + quoted("leaf", name) +
+        " was made by an op, so that no gradient will be kept in it: "
+        "expected a parameter or an input. Fix: detach().requires_grad_() it before forward, or "
+        "retain_grad().");
   }
 }
 
@@ -62,7 +64,8 @@ void clear_gradients(const Start& start) {
   }
 }
 
-void take(Trace& trace, int step, const char* what, const NamedTensors& named, const char* suffix = "") {
+void take(
+    Trace& trace, int step, const char* what, const NamedTensors& named, const char* suffix = "") {
   for (const auto& [name, tensor] : named) {
     trace.tensors.push_back({step, what, name + suffix, frozen(tensor, quoted(what, name))});
   }
@@ -140,7 +143,8 @@ Trace Runs::run(const Order& order, bool recompute) {
   return trace;
 }
 
-void Runs::step(const Order& order, bool recompute, int number, const Start& start, Trace& trace) const {
+void Runs::step(
+    const Order& order, bool recompute, int number, const Start& start, Trace& trace) const {
   std::for_each(start.leaves.begin(), start.leaves.end(), check_leaf);
   clear_gradients(start);
   at::autocast::clear_cache();  // casts of weights that have changed, or are others now
@@ -164,7 +168,8 @@ std::vector<Outcome> Runs::forward(const Order& order, bool recompute, const Sta
 }
 
 // Returns those that backward can start from.
-std::vector<at::Tensor> Runs::take_losses(int step, const std::vector<Outcome>& outcomes, Trace& trace) const {
+std::vector<at::Tensor> Runs::take_losses(
+    int step, const std::vector<Outcome>& outcomes, Trace& trace) const {
   std::vector<at::Tensor> roots;
   for (size_t i = 0; i < outcomes.size(); ++i) {
     const char* suffix = i == 0 ? "" : ", second forward";
@@ -211,7 +216,8 @@ void Runs::take_what_is_left(int step, const Start& start, Trace& trace) const {
     if (!leaf.requires_grad()) {
       continue;
     }
-    trace.tensors.push_back({step, "gradient", name, frozen(leaf.grad(), quoted("gradient", name))});
+    trace.tensors.push_back(
+        {step, "gradient", name, frozen(leaf.grad(), quoted("gradient", name))});
   }
   if (start.optimize) {
     start.optimize();

@@ -52,7 +52,8 @@ class Runs {
   Trace run(const Order& order, bool recompute);
   void step(const Order& order, bool recompute, int number, const Start& start, Trace& trace) const;
   std::vector<Outcome> forward(const Order& order, bool recompute, const Start& start) const;
-  std::vector<at::Tensor> take_losses(int step, const std::vector<Outcome>& outcomes, Trace& trace) const;
+  std::vector<at::Tensor> take_losses(
+      int step, const std::vector<Outcome>& outcomes, Trace& trace) const;
   void backward(const Order& order, const std::vector<at::Tensor>& losses) const;
   void take_what_is_left(int step, const Start& start, Trace& trace) const;
 

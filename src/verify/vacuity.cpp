@@ -31,7 +31,8 @@ std::string names_of(const std::vector<SeenRegion>& regions) {
   return regions.size() > kMostNames ? names + "..." : names;
 }
 
-std::string why_nothing_was_replayed(const std::vector<SeenRegion>& regions, const VerifyOptions& options) {
+std::string why_nothing_was_replayed(
+    const std::vector<SeenRegion>& regions, const VerifyOptions& options) {
   uint64_t ops = 0;
   for (const auto& region : regions) {
     ops += region.ops_recorded;
@@ -43,7 +44,8 @@ std::string why_nothing_was_replayed(const std::vector<SeenRegion>& regions, con
     return "policy none drops nothing";
   }
   return std::to_string(ops) + " ops were recorded in " + std::to_string(regions.size()) +
-      (regions.size() == 1 ? " region" : " regions") + ", and backward found all that it needed kept";
+      (regions.size() == 1 ? " region" : " regions") +
+      ", and backward found all that it needed kept";
 }
 
 enum class Life { None, Zero, NaN, Alive };
@@ -97,19 +99,28 @@ const char* reason(Life life) {
 }  // namespace
 
 bool matches(const std::string& name, const std::vector<std::string>& patterns) {
-  return std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) { return matches(name, pattern); });
+  return std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) {
+    return matches(name, pattern);
+  });
 }
 
 std::vector<std::string> vacuous_regions(
-    const std::vector<SeenRegion>& regions, const VerifyOptions& options, bool grad_enabled, bool backward_ran) {
+    const std::vector<SeenRegion>& regions,
+    const VerifyOptions& options,
+    bool grad_enabled,
+    bool backward_ran) {
   std::vector<std::string> reasons;
   if (!grad_enabled) {
     return {"gradients are disabled (no_grad): nothing was recorded, and no backward ran"};
   }
   if (!backward_ran) {
-    return {"no loss requires a gradient: no backward ran (a step under no_grad, or without trainable leaves)"};
+    return {
+        "no loss requires a gradient: no backward ran (a step under no_grad, or without trainable "
+        "leaves)"};
   }
-  if (std::none_of(regions.begin(), regions.end(), [](const auto& region) { return recomputed(region) > 0; })) {
+  if (std::none_of(regions.begin(), regions.end(), [](const auto& region) {
+        return recomputed(region) > 0;
+      })) {
     reasons.push_back("nothing was replayed: " + why_nothing_was_replayed(regions, options));
   }
   for (const auto& wanted : options.regions) {
@@ -122,7 +133,8 @@ std::vector<std::string> vacuous_regions(
     }
     if (!ran) {
       reasons.push_back(
-          "region \"" + wanted + "\" never ran" + (regions.empty() ? "" : "; these did: " + names_of(regions)));
+          "region \"" + wanted + "\" never ran" +
+          (regions.empty() ? "" : "; these did: " + names_of(regions)));
     } else if (!replayed) {
       reasons.push_back("region \"" + wanted + "\" ran, but nothing of it was recomputed");
     }
@@ -136,7 +148,8 @@ std::vector<std::string> vacuous_gradients(
   const auto in_plain = lives(plain), in_recomputed = lives(recomputed);
   for (size_t i = 0; i < in_plain.size() && i < in_recomputed.size(); ++i) {
     const auto& [name, life] = in_plain[i];
-    if (life != Life::Alive && life == in_recomputed[i].second && !matches(name, options.may_be_dead)) {
+    if (life != Life::Alive && life == in_recomputed[i].second &&
+        !matches(name, options.may_be_dead)) {
       reasons.push_back("leaf \"" + name + "\"" + reason(life));
     }
   }

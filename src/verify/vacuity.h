@@ -11,7 +11,10 @@ namespace retape::detail {
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
 
 std::vector<std::string> vacuous_regions(
-    const std::vector<SeenRegion>& regions, const VerifyOptions& options, bool grad_enabled, bool backward_ran);
+    const std::vector<SeenRegion>& regions,
+    const VerifyOptions& options,
+    bool grad_enabled,
+    bool backward_ran);
 
 std::vector<std::string> vacuous_gradients(
     const Trace& plain, const Trace& recomputed, const VerifyOptions& options);

@@ -57,7 +57,8 @@ std::string detail::line_of(const Difference& difference, bool where) {
   if (difference.ulps > 0) {
     out << ", at most " << count(difference.ulps, "ulp") << " apart";
   }
-  out << ", first at " << difference.first << ": " << difference.plain << " against " << difference.recomputed;
+  out << ", first at " << difference.first << ": " << difference.plain << " against "
+      << difference.recomputed;
   return out.str();
 }
 
@@ -90,7 +91,8 @@ std::string Verdict::explain() const {
   } else if (differences.empty()) {
     out << "replay did not do what forward did";
   } else {
-    out << differences.size() << " of " << count(tensors_compared, "tensor") << ", compared " << how(*this);
+    out << differences.size() << " of " << count(tensors_compared, "tensor") << ", compared "
+        << how(*this);
   }
   out << "; " << work(*this);
   if (orders.size() > 1) {
@@ -101,16 +103,20 @@ std::string Verdict::explain() const {
   }
   const bool where = orders.size() > 1 ||
       std::any_of(differences.begin(), differences.end(), [](const auto& d) { return d.step > 0; });
-  lines(out, differences, "tensors", [&](const auto& d) { return detail::line_of(d, where) + " (plain, recomputed)"; });
+  lines(out, differences, "tensors", [&](const auto& d) {
+    return detail::line_of(d, where) + " (plain, recomputed)";
+  });
   lines(out, findings, "findings", [&](const auto& finding) {
     return (&finding == &findings.front() ? "comes from: " : "then: ") + line_of(finding);
   });
   lines(out, vacuous, "reasons", [](const auto& reason) { return reason; });
   lines(out, kept_ops, "ops", [](const auto& kept) {
-    return "kept: " + kept.op + ", " + count(kept.values, "result") + ", " + count(kept.bytes, "byte") +
-        "; replayable(\"" + kept.op + "\") would let replay drop " + (kept.values == 1 ? "it" : "them");
+    return "kept: " + kept.op + ", " + count(kept.values, "result") + ", " +
+        count(kept.bytes, "byte") + "; replayable(\"" + kept.op + "\") would let replay drop " +
+        (kept.values == 1 ? "it" : "them");
   });
-  lines(out, skipped, "orders", [](const auto& order) { return "raises, as plain does: " + order; });
+  lines(
+      out, skipped, "orders", [](const auto& order) { return "raises, as plain does: " + order; });
   return out.str();
 }
 

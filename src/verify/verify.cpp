@@ -95,8 +95,8 @@ std::string unstable(const std::vector<Difference>& found) {
 
 void add_regions(std::vector<SeenRegion>& all, const std::vector<SeenRegion>& more) {
   for (const auto& region : more) {
-    const auto known =
-        std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == region.name; });
+    const auto known = std::find_if(
+        all.begin(), all.end(), [&](const auto& other) { return other.name == region.name; });
     if (known == all.end()) {
       all.push_back(region);
       continue;
@@ -134,7 +134,8 @@ void check_called_outside() {
                                     : nullptr;
   if (what != nullptr) {
     throw UsageError(
-        std::string("[verify] it was called ") + what + ". Fix: call it outside; it opens what it needs.");
+        std::string("[verify] it was called ") + what +
+        ". Fix: call it outside; it opens what it needs.");
   }
 }
 
@@ -142,7 +143,8 @@ void check_called_outside() {
 class Verification {
  public:
   Verification(const Subject& subject, const VerifyOptions& options, const Backward& backward)
-      : options_(options), runs_(subject, options, backward) {
+      : options_(options),
+        runs_(subject, options, backward) {
     verdict_.with_tolerance = !options.tolerance.empty();
   }
 
@@ -160,9 +162,10 @@ class Verification {
       verdict_.reruns += region.reruns;
     }
     const bool found = !verdict_.findings.empty() && !verdict_.with_tolerance;
-    verdict_.kind = !verdict_.differences.empty() || found || !verdict_.error.empty() ? Verdict::Kind::Different
-        : verdict_.vacuous.empty()                                                    ? Verdict::Kind::Equal
-                                                                                      : Verdict::Kind::Vacuous;
+    verdict_.kind = !verdict_.differences.empty() || found || !verdict_.error.empty()
+        ? Verdict::Kind::Different
+        : verdict_.vacuous.empty() ? Verdict::Kind::Equal
+                                   : Verdict::Kind::Vacuous;
     return std::move(verdict_);
   }
 

@@ -673,7 +673,9 @@ def test_replay_warns_where_only_the_second_context_is_the_users_own() -> None:
         pass
 
     def contexts() -> tuple:
-        selective, _ = torch_checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+        selective, _ = torch_checkpoint.create_selective_checkpoint_contexts(
+            [torch.ops.aten.mm.default]
+        )
         return selective, Counting()
 
     with pytest.warns(UserWarning, match="does not enter the second context.*Counting"):

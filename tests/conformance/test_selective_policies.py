@@ -59,7 +59,9 @@ def _several_outputs(x: torch.Tensor) -> torch.Tensor:
     variance, mean = torch.var_mean(x, dim=1, keepdim=True)
     values, places = x.topk(2)
     first, second = x.split(2)
-    return F.layer_norm(x, (4,)) * variance + mean + values.sum() + places.sum() + first[0] + second[1]
+    return (
+        F.layer_norm(x, (4,)) * variance + mean + values.sum() + places.sum() + first[0] + second[1]
+    )
 
 
 def _in_place(x: torch.Tensor) -> torch.Tensor:

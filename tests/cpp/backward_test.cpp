@@ -175,7 +175,9 @@ TEST(Backward, GraphThatDiesInsideItsScopeFreesEverything) {
   for (const auto& policy : {Policy::none(), drop_all(), Policy::full(), Policy::cheap()}) {
     Subject ours;
     Recompute scope(policy);
-    { network(ours.x, ours.w).sum().backward(); }
+    {
+      network(ours.x, ours.w).sum().backward();
+    }
     const auto before = meter.current();
     for (int i = 0; i < 300; ++i) {
       ours.clear();
@@ -216,7 +218,9 @@ TEST(Backward, GraphAlreadyFreedGivesAutogradsError) {
     loss.backward();
     FAIL() << "a freed graph must not run again";
   } catch (const c10::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("backward through the graph a second time"), std::string::npos);
+    EXPECT_NE(
+        std::string(error.what()).find("backward through the graph a second time"),
+        std::string::npos);
   }
 }
 
@@ -252,7 +256,8 @@ TEST(Backward, FailedOpInsideTheScopeDoesNotSpoilTheRest) {
 
 struct Throws : torch::autograd::Function<Throws> {
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*, torch::autograd::tensor_list) {
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext*, torch::autograd::tensor_list) {
     throw std::runtime_error("the user's own");
   }
 };
@@ -355,7 +360,8 @@ TEST(Backward, ExceptionInReplayIsReportedAndNothingIsLost) {
     loss.backward({}, true);
     FAIL() << "what backward replays from has changed";
   } catch (const ReplayMismatch& error) {
-    EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"), std::string::npos);
+    EXPECT_NE(
+        std::string(error.what()).find("modified by an inplace operation"), std::string::npos);
   }
   EXPECT_FALSE(ours.w.grad().defined() && ours.x.grad().defined());
 }

@@ -97,10 +97,11 @@ TEST_F(Check, ScopesThatWereOpenBeforeAnObserverCameAreNotWatched) {
   EXPECT_TRUE(observer.regions().empty());
 }
 
-// ---- writes -----------------------------------------------------------------------------------
+// ---- writes
 
 // What replay of a write makes from memory that was changed past the dispatcher.
-std::string mismatch_of_write(const std::function<at::Tensor(const at::Tensor& made, const at::Tensor& given)>& write) {
+std::string mismatch_of_write(
+    const std::function<at::Tensor(const at::Tensor& made, const at::Tensor& given)>& write) {
   const auto given = torch::ones({4, 8});
   const auto w = torch::full({4, 8}, 0.5).requires_grad_();
   at::Tensor loss;
@@ -119,15 +120,18 @@ std::string mismatch_of_write(const std::function<at::Tensor(const at::Tensor& m
 
 TEST_F(Check, AVersionThatAnInPlaceOpMadeIsCompared) {
   retape::check_every(1);
-  const auto in_place = mismatch_of_write([](at::Tensor made, const at::Tensor& given) { return made.add_(given); });
+  const auto in_place = mismatch_of_write(
+      [](at::Tensor made, const at::Tensor& given) { return made.add_(given); });
   EXPECT_NE(in_place.find("aten::add_.Tensor: what it makes"), std::string::npos) << in_place;
   EXPECT_NE(in_place.find("element 0 was 2 and is now 8"), std::string::npos) << in_place;
   const auto partly = mismatch_of_write([](at::Tensor made, const at::Tensor& given) {
     made.slice(0, 0, 2).mul_(given.slice(0, 0, 2));
     return made;
   });
-  EXPECT_NE(partly.find("aten::mul_.Tensor: what it makes (Float [4, 8])"), std::string::npos) << partly;
-  const auto out = mismatch_of_write([](at::Tensor made, const at::Tensor& given) { return at::neg_out(made, given); });
+  EXPECT_NE(partly.find("aten::mul_.Tensor: what it makes (Float [4, 8])"), std::string::npos)
+      << partly;
+  const auto out = mismatch_of_write(
+      [](at::Tensor made, const at::Tensor& given) { return at::neg_out(made, given); });
   EXPECT_NE(out.find("aten::neg.out: what it makes"), std::string::npos) << out;
 }
 
@@ -163,11 +167,12 @@ TEST_F(Check, WhatAnOpLeavesUnwrittenIsNotCompared) {
   EXPECT_TRUE(observer.findings().empty()) << observer.findings()[0].what;
 }
 
-// ---- reads ------------------------------------------------------------------------------------
+// ---- reads
 
 // Asks twice for what it saved, and in between writes to it past the dispatcher.
 struct AsksTwice : torch::autograd::Function<AsksTwice> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& between) {
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& between) {
     ctx->save_for_backward({x});
     ctx->saved_data["between"] = between;
     return x.clone();
@@ -208,7 +213,7 @@ TEST_F(Check, AnObserverTellsWhatASecondReadGotInstead) {
       "stale");
 }
 
-// ---- faults -----------------------------------------------------------------------------------
+// ---- faults
 
 TEST_F(Check, WithCopiesADifferenceIsCountedInUlps) {
   if (retape::detail::faults().empty()) {
@@ -223,7 +228,8 @@ TEST_F(Check, WithCopiesADifferenceIsCountedInUlps) {
   retape::detail::inject("");
   ASSERT_FALSE(observer.findings().empty());
   EXPECT_EQ(observer.findings()[0].kind, "one ulp");
-  EXPECT_NE(observer.findings()[0].what.find("1 of 32 values differ by up to 1 ulp"), std::string::npos)
+  EXPECT_NE(
+      observer.findings()[0].what.find("1 of 32 values differ by up to 1 ulp"), std::string::npos)
       << observer.findings()[0].what;
 }
 

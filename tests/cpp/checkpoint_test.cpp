@@ -53,7 +53,8 @@ TEST(Checkpoint, StructsThatCannotBeTakenApartAreArgumentsToo) {
   auto cache = torch::ones({4});
   const auto a = checkpoint(
       [](WithReference r, const Tensor& t) { return (t * r.cache).sin() * r.position; },
-      WithReference{cache, 2}, x);
+      WithReference{cache, 2},
+      x);
   CheckpointOptions options;
   options.method = Method::Rerun;
   options.use_reentrant = true;
@@ -78,7 +79,10 @@ TEST(Checkpoint, IsAPlainCallWithoutGradients) {
   torch::NoGradGuard guard;
   const auto x = leaf({4});
   bool recording = true;
-  checkpoint([&] { recording = is_recording(); return x.sin(); });
+  checkpoint([&] {
+    recording = is_recording();
+    return x.sin();
+  });
   EXPECT_FALSE(recording);
 }
 
@@ -90,7 +94,8 @@ TEST(Checkpoint, HoldsItsInputsOnly) {
   CheckpointOptions options;
   options.name = "swiglu";
   for (int i = 0; i < 8; ++i) {
-    x = checkpoint(options, [&](const Tensor& t) { return (torch::silu(t.mm(w1)) * t.mm(w3)).mm(w2); }, x);
+    x = checkpoint(
+        options, [&](const Tensor& t) { return (torch::silu(t.mm(w1)) * t.mm(w3)).mm(w2); }, x);
   }
   EXPECT_EQ(meter.current(), 9 * bytes);
 }

@@ -80,7 +80,8 @@ TEST(Compare, DistancesAreCountedInUlps) {
   EXPECT_EQ(ulps(-1.0f, std::nextafter(-1.0f, 0.0f)), 1u);
   EXPECT_EQ(ulps(1.0f, 2.0f), 1u << 23);
   const auto found = difference_of(
-      torch::tensor({1.0, 1.0}, torch::kFloat64), torch::tensor({1.0 + 4e-16, 1.0 + 9e-16}, torch::kFloat64));
+      torch::tensor({1.0, 1.0}, torch::kFloat64),
+      torch::tensor({1.0 + 4e-16, 1.0 + 9e-16}, torch::kFloat64));
   EXPECT_EQ(found.ulps, 4u) << "the largest, of float64";
 }
 
@@ -88,7 +89,8 @@ TEST(Compare, DistancesGoThroughDenormalsAndZero) {
   constexpr float kTiny = std::numeric_limits<float>::denorm_min();
   EXPECT_EQ(ulps(0.0f, kTiny), 1u);
   EXPECT_EQ(ulps(-kTiny, kTiny), 2u);
-  EXPECT_EQ(difference_of(torch::tensor({0.0f}), torch::tensor({kTiny})).recomputed, "1.40129846e-45");
+  EXPECT_EQ(
+      difference_of(torch::tensor({0.0f}), torch::tensor({kTiny})).recomputed, "1.40129846e-45");
 }
 
 TEST(Compare, InfinityFollowsTheLargestNumber) {
@@ -100,7 +102,11 @@ TEST(Compare, SmallFloatsHaveTheirOwnUlps) {
   EXPECT_EQ(ulps(1.0f, 1.0078125f, torch::kBFloat16), 1u);
   EXPECT_EQ(ulps(1.0f, 1.0009765625f, torch::kFloat16), 1u);
   EXPECT_EQ(ulps(1.0f, 1.125f, torch::kFloat8_e4m3fn), 1u);
-  EXPECT_EQ(difference_of(torch::tensor({1.0f}).to(torch::kBFloat16), torch::tensor({2.0f}).to(torch::kBFloat16)).ulps, 128u);
+  EXPECT_EQ(
+      difference_of(
+          torch::tensor({1.0f}).to(torch::kBFloat16), torch::tensor({2.0f}).to(torch::kBFloat16))
+          .ulps,
+      128u);
 }
 
 TEST(Compare, ComplexNumbersDifferInEitherPart) {
@@ -112,15 +118,19 @@ TEST(Compare, ComplexNumbersDifferInEitherPart) {
   EXPECT_EQ(found.plain, "1+2j");
   EXPECT_TRUE(compare(number(0, 1), number(-0.0f, 1)).has_value());
   EXPECT_FALSE(compare(number(kNaN, 1), number(-kNaN, 1)).has_value());
-  EXPECT_FALSE(compare(number(1, 2).conj(), number(1, -2)).has_value()) << "a view that is not resolved";
+  EXPECT_FALSE(compare(number(1, 2).conj(), number(1, -2)).has_value())
+      << "a view that is not resolved";
 }
 
 TEST(Compare, IntegersDifferByTheirDistance) {
-  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(),
+                    kMost = std::numeric_limits<int64_t>::max();
   const auto found = difference_of(torch::tensor({kLeast}), torch::tensor({kMost}));
   EXPECT_EQ(found.ulps, std::numeric_limits<uint64_t>::max());
   EXPECT_EQ(found.plain, "-9223372036854775808");
-  EXPECT_EQ(difference_of(torch::tensor({3}, torch::kUInt8), torch::tensor({250}, torch::kUInt8)).ulps, 247u);
+  EXPECT_EQ(
+      difference_of(torch::tensor({3}, torch::kUInt8), torch::tensor({250}, torch::kUInt8)).ulps,
+      247u);
   EXPECT_EQ(difference_of(torch::tensor({true}), torch::tensor({false})).recomputed, "false");
 }
 
@@ -130,7 +140,8 @@ TEST(Compare, OtherSizesAndDtypesAreDifferences) {
   EXPECT_EQ(found.first, "");
   EXPECT_EQ(found.plain, "float32 [2, 3]");
   EXPECT_EQ(found.recomputed, "float32 [3, 2]");
-  EXPECT_EQ(difference_of(torch::ones({2}), torch::ones({2}, torch::kFloat64)).recomputed, "float64 [2]");
+  EXPECT_EQ(
+      difference_of(torch::ones({2}), torch::ones({2}, torch::kFloat64)).recomputed, "float64 [2]");
 }
 
 TEST(Compare, NoneIsOnlyNone) {
@@ -180,10 +191,15 @@ TEST(Compare, ATolerancePassesWhatIsWithinIt) {
   EXPECT_FALSE(compare(torch::tensor({100.0f}), torch::tensor({100.05f}), tolerance).has_value());
   EXPECT_TRUE(compare(torch::tensor({100.0f}), torch::tensor({100.2f}), tolerance).has_value());
   EXPECT_FALSE(compare(torch::tensor({0.0f}), torch::tensor({-0.0f}), tolerance).has_value());
-  EXPECT_FALSE(compare(torch::tensor({kNaN, kInf}), torch::tensor({-kNaN, kInf}), tolerance).has_value());
+  EXPECT_FALSE(
+      compare(torch::tensor({kNaN, kInf}), torch::tensor({-kNaN, kInf}), tolerance).has_value());
   EXPECT_TRUE(compare(torch::tensor({kInf}), torch::tensor({-kInf}), tolerance).has_value());
   EXPECT_TRUE(compare(torch::tensor({kInf}), torch::tensor({1.0f}), tolerance).has_value());
-  EXPECT_TRUE(compare(torch::ones({1}, torch::kFloat64), torch::full({1}, 1.0 + 1e-15, torch::kFloat64), tolerance).has_value())
+  EXPECT_TRUE(compare(
+                  torch::ones({1}, torch::kFloat64),
+                  torch::full({1}, 1.0 + 1e-15, torch::kFloat64),
+                  tolerance)
+                  .has_value())
       << "another dtype is compared bit for bit";
 }
 

@@ -1,5 +1,5 @@
-// The code of docs/cpp.md, line for line (tests/python/test_cpp_page.py compares), runs and does what
-// the page says.
+// The code of docs/cpp.md, line for line (tests/python/test_cpp_page.py compares), runs and does
+// what the page says.
 #include "support.h"
 
 #include <retape/testing.h>
@@ -9,8 +9,10 @@
 namespace retape::testing {
 namespace {
 
-struct BlockImpl : torch::nn::Module { /* ... */ at::Tensor forward(at::Tensor x); };
-using Block = retape::Layer<BlockImpl>;   // in place of TORCH_MODULE(Block)
+struct BlockImpl : torch::nn::Module { /* ... */
+  at::Tensor forward(at::Tensor x);
+};
+using Block = retape::Layer<BlockImpl>;  // in place of TORCH_MODULE(Block)
 
 at::Tensor BlockImpl::forward(at::Tensor x) {
   return x.sin().tanh();
@@ -43,7 +45,7 @@ TEST_F(DocsTest, Scope) {
     retape::Recompute scope(retape::Policy::cheap(), "encoder");
     loss = model->forward(batch);
   }
-  loss.backward();   // replays what it needs, bit for bit
+  loss.backward();  // replays what it needs, bit for bit
 
   const auto found = batch.grad();
   batch.mutable_grad().reset();
@@ -59,8 +61,8 @@ TEST_F(DocsTest, Region) {
   auto y = retape::checkpoint([&](at::Tensor x) { return mlp(norm(x)); }, x);
 
   retape::CheckpointOptions options;
-  options.name = "block.4";   // for errors and reports
-  auto z = retape::checkpoint(options, block, y, mask);   // any callable, any arguments
+  options.name = "block.4";                              // for errors and reports
+  auto z = retape::checkpoint(options, block, y, mask);  // any callable, any arguments
 
   expect_gradient_of_x(z, block(mlp(norm(x)), mask));
 }
@@ -69,7 +71,7 @@ TEST_F(DocsTest, RegionThatFreesItsOutput) {
   retape::OutputDiscardCheckpoint ckpt("ffn");
   auto h = ckpt.checkpoint([&](at::Tensor t) { return at::silu(up(t)); }, x);
   auto z = down(h);
-  ckpt.discard_output_and_register_recompute(z);   // h's memory is free until backward
+  ckpt.discard_output_and_register_recompute(z);  // h's memory is free until backward
 
   EXPECT_THROW(h.const_data_ptr(), c10::Error);
   expect_gradient_of_x(z, down(at::silu(up(x))));
@@ -103,13 +105,14 @@ TEST_F(DocsTest, Meter) {
 
   EXPECT_EQ(
       ::testing::internal::GetCapturedStdout(),
-      std::to_string(meter.peak()) + " bytes at most, " + std::to_string(meter.held()) + " when backward began\n");
+      std::to_string(meter.peak()) + " bytes at most, " + std::to_string(meter.held()) +
+          " when backward began\n");
   EXPECT_GE(meter.peak(), meter.held());
   EXPECT_GT(meter.held(), 0);
 }
 
 TEST_F(DocsTest, Layers) {
-  retape::enable(*model);                   // every Layer in it: forward is a checkpoint
+  retape::enable(*model);  // every Layer in it: forward is a checkpoint
   model->forward(batch).backward();
   retape::disable(*model);
 
@@ -124,9 +127,12 @@ TEST_F(DocsTest, Layers) {
 TEST_F(DocsTest, Verify) {
   const auto loss_of = [](Model model, const Tensor& batch) { return model->forward(batch); };
 
-  auto verdict = retape::verify(*model, [&] { return loss_of(model, batch); });   // plain against recomputed
-  if (!verdict) throw retape::Error(verdict.explain());
-  EXPECT_SAME_GRADIENTS(*model, [&] { return loss_of(model, batch); });   // fails where it is vacuous, too
+  auto verdict = retape::verify(
+      *model, [&] { return loss_of(model, batch); });  // plain against recomputed
+  if (!verdict)
+    throw retape::Error(verdict.explain());
+  EXPECT_SAME_GRADIENTS(
+      *model, [&] { return loss_of(model, batch); });  // fails where it is vacuous, too
 
   EXPECT_GT(verdict.ops_replayed, 0u);
 }
@@ -139,7 +145,7 @@ TEST_F(DocsTest, RunningAFunctionAgain) {
   };
 
   retape::CheckpointOptions options;
-  options.method = retape::Method::Rerun;   // for kernels that the dispatcher does not see
+  options.method = retape::Method::Rerun;  // for kernels that the dispatcher does not see
   auto y = retape::checkpoint(options, function, x, mask);
 
   expect_gradient_of_x(y, function(x, mask));

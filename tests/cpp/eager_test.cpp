@@ -52,7 +52,8 @@ TEST(Eager, AScopeRecordsNothingAndClosesOnce) {
   EXPECT_THROW(scope.close(), UsageError);
   EXPECT_TRUE(gradient_of(y, x).defined());
   const auto stats = scope.stats();
-  EXPECT_EQ(stats.ops_recorded + stats.values_saved + stats.values_dropped + stats.ops_replayed, 0u);
+  EXPECT_EQ(
+      stats.ops_recorded + stats.values_saved + stats.values_dropped + stats.ops_replayed, 0u);
 }
 
 TEST(Eager, AScopeThatIsNotClosedEndsQuietly) {
@@ -101,7 +102,9 @@ TEST(Eager, ACheckpointedFunctionRunsOnce) {
 TEST(Eager, ALanguagesOwnRerunsArePlainToo) {
   const auto x = leaf({4});
   int runs = 0;
-  const auto body = [&](const detail::Tensors& in) { return ++runs, detail::Tensors{in[0].square().sin()}; };
+  const auto body = [&](const detail::Tensors& in) {
+    return ++runs, detail::Tensors{in[0].square().sin()};
+  };
   Tensor y, z;
   {
     Eager eager;

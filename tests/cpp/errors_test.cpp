@@ -52,8 +52,11 @@ TEST(Errors, UnknownPolicyNameListsTheKnownOnes) {
 }
 
 TEST(Errors, UnknownOpNameOffersTheNearest) {
-  expect_has(text_of<UsageError>([] { Policy::full().keep_ops({"aten::softmaxx"}); }), "did you mean");
-  expect_has(text_of<UsageError>([] { Policy::full().drop_ops({"aten::add.Nothing"}); }), "no op is called");
+  expect_has(
+      text_of<UsageError>([] { Policy::full().keep_ops({"aten::softmaxx"}); }), "did you mean");
+  expect_has(
+      text_of<UsageError>([] { Policy::full().drop_ops({"aten::add.Nothing"}); }),
+      "no op is called");
 }
 
 TEST(Errors, CompositeOpNameSaysThatItsPartsAreRecorded) {
@@ -111,8 +114,12 @@ TEST(Errors, OnlyAScopeThatHasANameIsCalledByIt) {
     scope.close();
     return text_of<UsageError>([&] { scope.close(); });
   };
-  EXPECT_EQ(closed_twice(""), "[Recompute::close] the scope is closed already. Fix: close it once, or let it go out of scope.");
-  expect_has(closed_twice("block"), "[Recompute::close] region \"block\": the scope is closed already.");
+  EXPECT_EQ(
+      closed_twice(""),
+      "[Recompute::close] the scope is closed already. Fix: close it once, or let it go out of "
+      "scope.");
+  expect_has(
+      closed_twice("block"), "[Recompute::close] region \"block\": the scope is closed already.");
 }
 
 TEST(Errors, TheHintOfAutogradIsGivenUntilItIsFollowed) {
@@ -151,8 +158,10 @@ TEST(Errors, WhatReplayStartsFromAndWasChangedIsDescribed) {
   step.given.add_(1);
   EXPECT_EQ(
       text_of<ReplayMismatch>([&] { step.loss.backward(); }),
-      "[recompute] region \"block\": a tensor of 24 bytes that aten::add read in forward, Float [2, 3], and "
-      "that backward replays it from, has been modified by an inplace operation: expected version 0, got 1. Fix: run backward before changing it, or change it inside the scope, "
+      "[recompute] region \"block\": a tensor of 24 bytes that aten::add read in forward, Float "
+      "[2, 3], and "
+      "that backward replays it from, has been modified by an inplace operation: expected version "
+      "0, got 1. Fix: run backward before changing it, or change it inside the scope, "
       "where the tape sees it and keeps a copy.");
 }
 
@@ -177,7 +186,8 @@ TEST(Errors, AnOpThatMakesAnotherSizeInReplayIsNamed) {
   }
   EXPECT_EQ(
       text_of<ReplayMismatch>([&] { loss.backward(); }),
-      "[recompute] region \"block\": retape_errors_test::grows replayed a result of another size: expected 12 bytes, "
+      "[recompute] region \"block\": retape_errors_test::grows replayed a result of another size: "
+      "expected 12 bytes, "
       "got 24. Fix: keep it: Policy::keep_ops({\"retape_errors_test::grows\"}).");
 }
 
@@ -218,7 +228,9 @@ TEST(Errors, MeterOfADeviceThatIsNotThereSaysSo) {
   MeterOptions options;
   options.device = c10::Device(c10::kCUDA, 0);
   if (!torch::cuda::is_available()) {
-    expect_has(text_of<UsageError>([&] { MemoryMeter meter(options); }), "no caching allocator for cuda:0");
+    expect_has(
+        text_of<UsageError>([&] { MemoryMeter meter(options); }),
+        "no caching allocator for cuda:0");
   }
   options.timeline = true;
   expect_has(text_of<UsageError>([&] { MemoryMeter meter(options); }), "a timeline is for the CPU");

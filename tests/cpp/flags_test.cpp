@@ -74,7 +74,8 @@ std::vector<Setting> all_settings() {
   return {
       {"deterministic", [&](bool on) { context.setDeterministicAlgorithms(on, false); }},
       {"warn only", [&](bool on) { context.setDeterministicAlgorithms(on, on); }},
-      {"fill uninitialized", [&](bool on) { context.setDeterministicFillUninitializedMemory(!on); }},
+      {"fill uninitialized",
+       [&](bool on) { context.setDeterministicFillUninitializedMemory(!on); }},
       {"mkldnn", [&](bool on) { context.setUserEnabledMkldnn(!on); }},
       {"deterministic mkldnn", [&](bool on) { context.setDeterministicMkldnn(on); }},
       {"nnpack", [&](bool on) { context.setUserEnabledNNPACK(!on); }},
@@ -82,8 +83,12 @@ std::vector<Setting> all_settings() {
       {"benchmark cudnn", [&](bool on) { context.setBenchmarkCuDNN(on); }},
       {"deterministic cudnn", [&](bool on) { context.setDeterministicCuDNN(on); }},
       {"flush denormal", [](bool on) { at::globalContext().setFlushDenormal(on); }},
-      {"matmul precision", [&](bool on) { context.setFloat32MatmulPrecision(on ? "medium" : "highest"); }},
-      {"default dtype", [](bool on) { c10::set_default_dtype(c10::scalarTypeToTypeMeta(on ? c10::kDouble : c10::kFloat)); }},
+      {"matmul precision",
+       [&](bool on) { context.setFloat32MatmulPrecision(on ? "medium" : "highest"); }},
+      {"default dtype",
+       [](bool on) {
+         c10::set_default_dtype(c10::scalarTypeToTypeMeta(on ? c10::kDouble : c10::kFloat));
+       }},
       {"threads", [threads](bool on) { at::set_num_threads(on ? threads + 1 : threads); }},
       {"grad mode", [](bool on) { c10::GradMode::set_enabled(!on); }},
   };
@@ -155,7 +160,8 @@ TEST(Flags, EveryMatrixProductAsksForItsPrecision) {
 TEST(Flags, WarnOnlyAloneIsASettingToo) {
   auto& context = at::globalContext();
   expect_forwards_settings(
-      {"warn only", [&](bool on) { context.setDeterministicAlgorithms(true, on); }}, /*changed_in_forward=*/true);
+      {"warn only", [&](bool on) { context.setDeterministicAlgorithms(true, on); }},
+      /*changed_in_forward=*/true);
   context.setDeterministicAlgorithms(false, false);
 }
 

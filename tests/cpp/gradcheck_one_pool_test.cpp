@@ -1,5 +1,5 @@
-// GradCheck with the ranks of one pool, who all have one tensor: what each must call and bring, and when the
-// self-test shows something.
+// GradCheck with the ranks of one pool, who all have one tensor: what each must call and bring, and
+// when the self-test shows something.
 #include "dist/ranks.h"
 
 #include <retape/dist/gradcheck.h>
@@ -38,13 +38,15 @@ GradCheckOptions mean_options(std::vector<int> members) {
 class MeanByRanks {
  public:
   MeanByRanks(const Group& group, std::function<void(int64_t)> counted)
-      : group_(group), counted_(std::move(counted)) {}
+      : group_(group),
+        counted_(std::move(counted)) {}
 
   Outcome operator()(const Case& c) const {
     const auto rows = c.topology.pool("ranks").shards[group_.index()];
     const auto count = count_global("rows", rows.size(), group_);
     counted_(count.value());
-    const auto part = (c.terms.at("fit") * normalize(data(c, rows).sum(0), count).value()).contiguous();
+    const auto part =
+        (c.terms.at("fit") * normalize(data(c, rows).sum(0), count).value()).contiguous();
     SumReducer reducer(group_);
     reducer.add("x", Partial(part));
     reducer.reduce();
@@ -66,7 +68,8 @@ TEST(GradCheckOnePool, AMutantThatRaisesIsNoticedAndTheOthersFollow) {
         throw std::out_of_range("too many rows");
       }
     };
-    const auto report = GradCheck(world.all(), mean, MeanByRanks(group, count_is_known), given).run();
+    const auto report =
+        GradCheck(world.all(), mean, MeanByRanks(group, count_is_known), given).run();
     RANK_EXPECT_EQ(report.exit_code(), 0);
     if (world.rank() == 0) {
       RANK_EXPECT_EQ(report.mutants.size(), 8u);
@@ -95,23 +98,26 @@ TEST(GradCheckOnePool, AMutantThatBreaksGroupsEndsTheSelfTest) {
   });
 }
 
-// Where no replica could be counted twice, and where that would change nothing, there is nothing to notice.
+// Where no replica could be counted twice, and where that would change nothing, there is nothing to
+// notice.
 TEST(GradCheckOnePool, AMutantThatCountsReplicasIsLeftOutWhereThereAreNone) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
-  const auto clipped = [](Outcome outcome, const Group& everyone, const Group& replicas, double type) {
-    const auto parameter = torch::zeros({4}, torch::dtype(torch::kDouble).requires_grad(true));
-    parameter.mutable_grad() = outcome.gradients.at("x").clone();
-    ClipOptions options;
-    options.norm_type = type;
-    outcome.norms["all"] = clip_grad_norm({{{parameter}, replicas}}, 1.0, everyone, options);
-    return outcome;
-  };
+  const auto clipped =
+      [](Outcome outcome, const Group& everyone, const Group& replicas, double type) {
+        const auto parameter = torch::zeros({4}, torch::dtype(torch::kDouble).requires_grad(true));
+        parameter.mutable_grad() = outcome.gradients.at("x").clone();
+        ClipOptions options;
+        options.norm_type = type;
+        outcome.norms["all"] = clip_grad_norm({{{parameter}, replicas}}, 1.0, everyone, options);
+        return outcome;
+      };
   expect_ranks(2, [&](World& world) {
     const auto group = world.group("ranks", {0, 1}), self = Group::alone("self", world.rank());
     auto given = mean_options({0, 1});
     given.mutations = true;
     // Replicas; the same, and the largest alone; parts that each rank has for itself.
-    const std::vector<std::tuple<Group, double, int>> expected{{group, 2, 9}, {group, kInf, 8}, {self, 2, 8}};
+    const std::vector<std::tuple<Group, double, int>> expected{
+        {group, 2, 9}, {group, kInf, 8}, {self, 2, 8}};
     for (const auto& [replicas, type, mutants] : expected) {
       const double parts = replicas.size() == 1 ? std::sqrt(2) : 1;
       const auto reference = [&, type = type](const Case& c) {
@@ -124,7 +130,9 @@ TEST(GradCheckOnePool, AMutantThatCountsReplicasIsLeftOutWhereThereAreNone) {
       };
       const auto report = GradCheck(world.all(), reference, step, given).run();
       RANK_EXPECT_EQ(report.exit_code(), 0);
-      RANK_EXPECT(world.rank() != 0 || (report.killed() == mutants && static_cast<int>(report.mutants.size()) == mutants));
+      RANK_EXPECT(
+          world.rank() != 0 ||
+          (report.killed() == mutants && static_cast<int>(report.mutants.size()) == mutants));
     }
   });
 }
@@ -154,8 +162,10 @@ TEST(GradCheckOnePool, TheSelfTestSkipsWhatMayBeDead) {
       sum_async("dead.weight to dead.bias", bucket, group, "dead.weight, dead.bias").wait();
       return with_dead(MeanByRanks(group, [](int64_t) {})(c));
     };
-    for (const GradCheck::Step& step : {GradCheck::Step(one_by_one), GradCheck::Step(in_a_bucket)}) {
-      for (const auto& declared : {std::vector<std::string>{"dead.weight", "dead.bias"}, {"dead.*"}}) {
+    for (const GradCheck::Step& step :
+         {GradCheck::Step(one_by_one), GradCheck::Step(in_a_bucket)}) {
+      for (const auto& declared :
+           {std::vector<std::string>{"dead.weight", "dead.bias"}, {"dead.*"}}) {
         auto given = mean_options({0, 1});
         given.mutations = true;
         given.may_be_dead = declared;
@@ -163,7 +173,9 @@ TEST(GradCheckOnePool, TheSelfTestSkipsWhatMayBeDead) {
         RANK_EXPECT_EQ(report.exit_code(), 0);
         if (world.rank() == 0) {
           RANK_EXPECT_EQ(report.mutants.size(), 8u);
-          RANK_EXPECT_TEXT(report.text(), "note: the self-test skips sums of tensors that may be dead: \"dead.weight");
+          RANK_EXPECT_TEXT(
+              report.text(),
+              "note: the self-test skips sums of tensors that may be dead: \"dead.weight");
         }
       }
     }
@@ -180,9 +192,14 @@ TEST(GradCheckOnePool, ASelfTestThatSkipsEverySumProvesNothing) {
     auto given = mean_options({0, 1});
     given.mutations = true;
     given.may_be_dead = {"dead.*"};
-    const auto report = GradCheck(world.all(), [](const Case& c) { return with_dead(mean(c)); }, sums_dead, given).run();
+    const auto report =
+        GradCheck(
+            world.all(), [](const Case& c) { return with_dead(mean(c)); }, sums_dead, given)
+            .run();
     RANK_EXPECT_EQ(report.exit_code(), 6);
-    RANK_EXPECT(world.rank() != 0 || contains(report.text(), "vacuous: every sum through retape::dist is of tensors"));
+    RANK_EXPECT(
+        world.rank() != 0 ||
+        contains(report.text(), "vacuous: every sum through retape::dist is of tensors"));
   });
 }
 
@@ -219,7 +236,8 @@ TEST(GradCheckOnePool, NoneBesideZerosAndNamesThatARankLeavesOutAreEqual) {
     const auto some = [&](const Case& c) {
       return world.rank() == 0 ? zeros(mean(c)) : Outcome{{{"dead", Tensor()}}, {}, {}};
     };
-    const auto report = GradCheck(world.all(), [&](const Case& c) { return zeros(mean(c)); }, some, given).run();
+    const auto report =
+        GradCheck(world.all(), [&](const Case& c) { return zeros(mean(c)); }, some, given).run();
     RANK_EXPECT_EQ(report.exit_code(), 0);
   });
 }
@@ -272,7 +290,9 @@ TEST(GradCheckOnePool, RanksThatReturnNothingAreNotedWhereRanksHoldDifferentThin
     const auto report = GradCheck(world.all(), mean, first_of, mean_options({0, 1, 2})).run();
     RANK_EXPECT_EQ(report.exit_code(), 0);
     if (world.rank() == 0) {
-      RANK_EXPECT_TEXT(report.text(), "note: ranks 1 and 2 return nothing (in pool): what is there was not compared.");
+      RANK_EXPECT_TEXT(
+          report.text(),
+          "note: ranks 1 and 2 return nothing (in pool): what is there was not compared.");
     }
   });
 }
@@ -283,9 +303,11 @@ TEST(GradCheckOnePool, TensorsOfAWholeModelAreComparedWhicheverRankHasThem) {
   const auto blocks = [](const Case& c, int64_t first, int64_t step, double fault) {
     Outcome outcome;
     for (int64_t i = first; i < kBlocks; i += step) {
-      const auto name = "decoder.layers." + std::to_string(i) + ".self_attention.query_projection.weight";
+      const auto name = "decoder.layers." + std::to_string(i) +
+          ".self_attention.query_projection.weight";
       const auto wrong = i == kBlocks - 1 ? fault : 1.0;
-      outcome.gradients[name] = wrong * c.terms.at("fit") * row_uniform(c.seed, name, {0, i + 1}, {3}, c.dtype).sum(0);
+      outcome.gradients[name] = wrong * c.terms.at("fit") *
+          row_uniform(c.seed, name, {0, i + 1}, {3}, c.dtype).sum(0);
     }
     return outcome;
   };
@@ -298,11 +320,15 @@ TEST(GradCheckOnePool, TensorsOfAWholeModelAreComparedWhicheverRankHasThem) {
       if (world.rank() == 0) {
         RANK_EXPECT_EQ(report.rows.size(), size_t{kBlocks});
         RANK_EXPECT_TEXT(
-            report.text(), "note: ranks 0 and 1 do not return gradients \"decoder.layers.11.self_attention",
+            report.text(),
+            "note: ranks 0 and 1 do not return gradients \"decoder.layers.11.self_attention",
             " and 17 more, and rank 2 does (in pool)");
-        RANK_EXPECT_EQ(std::count_if(report.rows.begin(), report.rows.end(), [](const GradRow& row) {
-          return row.kind == Verdict::Kind::Different;
-        }), fault == 1.0 ? 0 : 1);
+        RANK_EXPECT_EQ(
+            std::count_if(
+                report.rows.begin(),
+                report.rows.end(),
+                [](const GradRow& row) { return row.kind == Verdict::Kind::Different; }),
+            fault == 1.0 ? 0 : 1);
       }
     }
   });
@@ -333,7 +359,8 @@ TEST(GradCheckOnePool, MicrobatchesThatNoRankAsksForAreNoted) {
     for (const int rank : {0, 1, 2}) {  // the last is nobody
       const auto report = GradCheck(world.all(), mean, asked_by(rank), given).run();
       RANK_EXPECT_EQ(report.exit_code(), 0);
-      const bool noted = contains(report.text(), "microbatches is 3, and no rank has asked for them");
+      const bool noted = contains(
+          report.text(), "microbatches is 3, and no rank has asked for them");
       RANK_EXPECT(world.rank() != 0 || noted == (rank == 2));
     }
   });
@@ -347,7 +374,11 @@ TEST(GradCheckOnePool, WhereNothingIsSummedHereTheSelfTestProvesNothing) {
     const auto report = GradCheck(world.all(), mean, mean, given).run();
     RANK_EXPECT_EQ(report.exit_code(), 6);
     if (world.rank() == 0) {
-      RANK_EXPECT_TEXT(report.text(), "vacuous: nothing was summed through retape::dist", "Fix: SumHook", "--no-self-test");
+      RANK_EXPECT_TEXT(
+          report.text(),
+          "vacuous: nothing was summed through retape::dist",
+          "Fix: SumHook",
+          "--no-self-test");
     }
   });
 }

@@ -25,7 +25,8 @@ std::vector<int> ranks(int first, int count) {
 
 NamedTopology pools(int a, int b) {
   return {
-      std::to_string(a) + "," + std::to_string(b), Topology(kRows, {{"a", ranks(0, a)}, {"b", ranks(a, b)}})};
+      std::to_string(a) + "," + std::to_string(b),
+      Topology(kRows, {{"a", ranks(0, a)}, {"b", ranks(a, b)}})};
 }
 
 // What can be wrong with the step of ranks.
@@ -143,20 +144,23 @@ class Ranks {
       for (const auto& part : parts) {
         const auto here = tokens(c, part);
         const auto sum = (here * (data(c, part).matmul(m.w) - 1).square()).sum();
-        const auto weight = fault_ == Fault::MicroMeans
-            ? static_cast<double>(mine) / (here.sum().item<double>() * static_cast<double>(parts.size()))
-            : 1.0;
+        const auto weight = fault_ == Fault::MicroMeans ? static_cast<double>(mine) /
+                (here.sum().item<double>() * static_cast<double>(parts.size()))
+                                                        : 1.0;
         (on * normalize(weight * sum, count).value()).backward();
       }
     }
     if (const auto on = c.terms.at("usage"); on != 0) {
       const auto own = usage(m, x);
-      loss = loss + on * usage_loss(fault_ == Fault::OwnTotal ? own : global_residual("usage", own, group));
+      loss = loss +
+          on * usage_loss(fault_ == Fault::OwnTotal ? own : global_residual("usage", own, group));
     }
     if (const auto on = c.terms.at("penalty"); on != 0) {
       const Replicated penalty(m.w.square().sum());
       loss = loss +
-          on * (fault_ == Fault::Everywhere ? penalty.value() : contribute_once("penalty", penalty, group).value());
+          on *
+              (fault_ == Fault::Everywhere ? penalty.value()
+                                           : contribute_once("penalty", penalty, group).value());
     }
     loss.backward();
   }
@@ -170,9 +174,11 @@ class Ranks {
         drawn = torch::rand({rows.size(), kWidth}, c.dtype);
       }
       const auto sum = drawn.matmul(m.v).square().sum();
-      loss = loss + on * (fault_ == Fault::OwnMean
-          ? sum / static_cast<double>(rows.size() * group.size())
-          : normalize(sum, count_global("noise", rows.size(), group)).value());
+      loss = loss +
+          on *
+              (fault_ == Fault::OwnMean
+                   ? sum / static_cast<double>(rows.size() * group.size())
+                   : normalize(sum, count_global("noise", rows.size(), group)).value());
     }
     loss.backward();
   }
@@ -202,7 +208,8 @@ class Ranks {
 
 GradCheckOptions options() {
   GradCheckOptions given;
-  given.terms = {{"fit", 1.0}, {"usage", 0.5}, {"penalty", 0.3, {"w"}}, {"noise", 2.0, {"v"}, true}};
+  given.terms = {
+      {"fit", 1.0}, {"usage", 0.5}, {"penalty", 0.3, {"w"}}, {"noise", 2.0, {"v"}, true}};
   given.topologies = {pools(1, 1), pools(3, 2), pools(2, 3)};
   given.steps = 3;
   given.seed = 5;
@@ -221,13 +228,19 @@ GradReport check(World& world, Fault fault, const GradCheckOptions& given) {
   return GradCheck(world.all(), reference, Ranks(world, fault), given).run();
 }
 
-const GradRow* find(const GradReport& report, const std::string& topology, const std::string& terms, const char* tensor) {
+const GradRow* find(
+    const GradReport& report,
+    const std::string& topology,
+    const std::string& terms,
+    const char* tensor) {
   for (const auto& row : report.rows) {
-    if (row.topology == topology && row.dtype == "float64" && row.terms == terms && row.tensor == tensor) {
+    if (row.topology == topology && row.dtype == "float64" && row.terms == terms &&
+        row.tensor == tensor) {
       return &row;
     }
   }
-  throw std::runtime_error("no row " + topology + " " + terms + " " + tensor + " in " + report.text());
+  throw std::runtime_error(
+      "no row " + topology + " " + terms + " " + tensor + " in " + report.text());
 }
 
 TEST(GradCheckRanks, ARightStepIsEqualAndEveryMutantIsKilled) {
@@ -240,7 +253,8 @@ TEST(GradCheckRanks, ARightStepIsEqualAndEveryMutantIsKilled) {
       RANK_EXPECT(report.rows.empty());
       return;
     }
-    RANK_EXPECT_TEXT(report.text(), "equal: ", "5 topologies (1,1; 3,2; 2,3; 3,2, ragged; 3,2, empty)");
+    RANK_EXPECT_TEXT(
+        report.text(), "equal: ", "5 topologies (1,1; 3,2; 2,3; 3,2, ragged; 3,2, empty)");
     for (const auto& row : report.rows) {
       RANK_EXPECT(row.dtype != "float64" || row.error < 1e-14);
     }
@@ -250,8 +264,11 @@ TEST(GradCheckRanks, ARightStepIsEqualAndEveryMutantIsKilled) {
     // Each pool has a parameter of its own.
     RANK_EXPECT_EQ(report.notes.size(), 3u);
     RANK_EXPECT_TEXT(
-        report.text(), "note: pool \"a\" does not return gradient \"v\", parameter \"v\", and pool \"b\" does (in 1,1; ",
-        "note: pool \"b\" does not return gradient \"w\", parameter \"w\", and pool \"a\" does (in 1,1; ",
+        report.text(),
+        "note: pool \"a\" does not return gradient \"v\", parameter \"v\", and pool \"b\" does (in "
+        "1,1; ",
+        "note: pool \"b\" does not return gradient \"w\", parameter \"w\", and pool \"a\" does (in "
+        "1,1; ",
         "right if it does not hold them; what it holds of them was not compared.",
         "no microbatches were compared: microbatches is 1.");
   });
@@ -263,10 +280,13 @@ TEST(GradCheckRanks, AMutantHasTheRatioThatWasPredicted) {
     int predicted = 0;
     for (const auto& mutant : report.mutants) {
       // Counts of tokens differ from rank to rank, so the ratio of a local count is no number.
-      RANK_EXPECT(mutant.mutation != Mutation::LocalCount || mutant.predicted.has_value() == (mutant.at.name == "noise"));
+      RANK_EXPECT(
+          mutant.mutation != Mutation::LocalCount ||
+          mutant.predicted.has_value() == (mutant.at.name == "noise"));
       if (mutant.predicted) {
-        RANK_EXPECT_EQ(std::string(text(mutant.mutation)) + (mutant.as_predicted() ? " as predicted" : ""),
-                       std::string(text(mutant.mutation)) + " as predicted");
+        RANK_EXPECT_EQ(
+            std::string(text(mutant.mutation)) + (mutant.as_predicted() ? " as predicted" : ""),
+            std::string(text(mutant.mutation)) + " as predicted");
         ++predicted;
       }
     }
@@ -285,8 +305,12 @@ TEST(GradCheckRanks, AnAverageIsNamedByTheSizeOfItsPool) {
       RANK_EXPECT_EQ(row->guesses[0], "1 / n_a");
       RANK_EXPECT(find(report, "3,2", "noise", "v")->kind == Kind::Equal);
       RANK_EXPECT_TEXT(
-          report.text(), "[3,2; float64; fit] gradient \"w\": off by 0.67, allowed 1e-12: 0.333333 times the reference: 1 / n_a",
-          "(and so in 2 other runs)", "more, which these explain", "no self-test: with 3,2 ranks differ");
+          report.text(),
+          "[3,2; float64; fit] gradient \"w\": off by 0.67, allowed 1e-12: 0.333333 times the "
+          "reference: 1 / n_a",
+          "(and so in 2 other runs)",
+          "more, which these explain",
+          "no self-test: with 3,2 ranks differ");
       RANK_EXPECT(!contains(report.text(), "norm \"all\""));  // it follows
     }
   });
@@ -313,14 +337,16 @@ TEST(GradCheckRanks, AMeanOfMeansIsSeenOnlyWithRaggedShards) {
     if (world.rank() == 0) {
       RANK_EXPECT(find(report, "3,2", "noise", "v")->kind == Kind::Equal);
       RANK_EXPECT_TEXT(
-          find(report, "3,2, ragged", "noise", "v")->reason, "no factor explains it (alpha ",
+          find(report, "3,2, ragged", "noise", "v")->reason,
+          "no factor explains it (alpha ",
           "only with ragged shards (3,2 is equal). Candidates: a mean of each rank's mean or");
     }
     given.ragged = false;
     given.mutations = false;
     report = check(world, Fault::OwnMean, given);
     RANK_EXPECT_EQ(report.exit_code(), 0);
-    RANK_EXPECT(world.rank() != 0 || contains(report.text(), "shards of a, b are even in every topology"));
+    RANK_EXPECT(
+        world.rank() != 0 || contains(report.text(), "shards of a, b are even in every topology"));
   });
 }
 
@@ -378,7 +404,8 @@ TEST(GradCheckRanks, NumbersDrawnByRankAreExplained) {
   expect_ranks(5, [](World& world) {
     const auto report = check(world, Fault::OwnNumbers, short_options());
     if (world.rank() == 0) {
-      RANK_EXPECT_TEXT(find(report, "3,2", "noise", "v")->reason, "draws random numbers", "row_random.h");
+      RANK_EXPECT_TEXT(
+          find(report, "3,2", "noise", "v")->reason, "draws random numbers", "row_random.h");
     }
   });
 }
@@ -420,8 +447,10 @@ TEST(GradCheckRanks, AtEqualSizesTheVerdictIsVacuousAndTheMutantLives) {
     RANK_EXPECT_EQ(report.exit_code(), 6);
     if (world.rank() == 0) {
       RANK_EXPECT_TEXT(
-          report.text(), "n_a of 2,2 and n_b of 2,2 are equal in every topology",
-          "not noticed: other count (of b of 2,2) at count \"tokens\"", "has as many ranks as");
+          report.text(),
+          "n_a of 2,2 and n_b of 2,2 are equal in every topology",
+          "not noticed: other count (of b of 2,2) at count \"tokens\"",
+          "has as many ranks as");
     }
   });
 }
@@ -436,7 +465,9 @@ TEST(GradCheckRanks, ATermTooSmallToBeSeenIsVacuous) {
     const auto report = check(world, Fault::None, given);
     RANK_EXPECT_EQ(report.exit_code(), 6);
     RANK_EXPECT(report.vacuous.empty());
-    RANK_EXPECT(world.rank() != 0 || contains(report.text(), "[1,1; float32; penalty] gradient \"w\": is "));
+    RANK_EXPECT(
+        world.rank() != 0 ||
+        contains(report.text(), "[1,1; float32; penalty] gradient \"w\": is "));
   });
 }
 
@@ -480,7 +511,8 @@ TEST(GradCheckRanks, AnExceptionOnOneRankRaisesOnAll) {
         }
         RANK_EXPECT_EQ(
             said,
-            world.rank() == 1 ? "no such row" : "[GradCheck] 2,1; float64; all: rank 1 raised: no such row");
+            world.rank() == 1 ? "no such row"
+                              : "[GradCheck] 2,1; float64; all: rank 1 raised: no such row");
       },
       run);
 }

@@ -63,7 +63,7 @@ Outcome gradient_of(const torch::Tensor& tensor) {
   return {{{"w", tensor}}, {}, {}};
 }
 
-// ---- factors ------------------------------------------------------------------------------------
+// ---- factors
 
 TEST(Guesses, AreTheSimplestProductOrQuotientOfSizes) {
   const auto t = three(6, 3, 2).topology;
@@ -79,7 +79,8 @@ TEST(Guesses, AreTheSimplestProductOrQuotientOfSizes) {
 TEST(Guesses, AtEqualSizesAllThatAreEquallySimpleAreNamed) {
   const auto t = three(4, 2, 2).topology;
   EXPECT_THAT(guesses(2, t, false, 1e-6), UnorderedElementsAre("n_block0", "n_ppgd", "2"));
-  EXPECT_THAT(guesses(0.5, t, false, 1e-6), UnorderedElementsAre("1 / n_block0", "1 / n_ppgd", "1 / 2"));
+  EXPECT_THAT(
+      guesses(0.5, t, false, 1e-6), UnorderedElementsAre("1 / n_block0", "1 / n_ppgd", "1 / 2"));
   EXPECT_THAT(guesses(4, t, false, 1e-6), ElementsAre("n_ci"));
 }
 
@@ -145,7 +146,7 @@ TEST(Fit, EveryDtypeIsJudgedInFloat64) {
   EXPECT_DOUBLE_EQ(detail::fit(c, c * 2).error, 1);
 }
 
-// ---- rows ---------------------------------------------------------------------------------------
+// ---- rows
 
 struct Judging {
   NamedTopology topology = three(6, 3, 2);
@@ -160,7 +161,8 @@ struct Judging {
 
 TEST(Judge, EqualIsToRounding) {
   const Judging judging;
-  const auto row = judging.one(gradient_of(numbers({1, 2})), {gradient_of(numbers({1, 2 + 1e-13}))});
+  const auto row = judging.one(
+      gradient_of(numbers({1, 2})), {gradient_of(numbers({1, 2 + 1e-13}))});
   EXPECT_EQ(row.kind, Kind::Equal);
   EXPECT_NEAR(row.error, 5e-14, 1e-15);
   EXPECT_EQ(row.reason, "");
@@ -180,7 +182,9 @@ TEST(Judge, WhatNoFactorExplainsIsNotCalledAScale) {
   const United found{gradient_of(numbers({2, 2}))};
   EXPECT_THAT(
       judging.one(reference, found).reason,
-      ::testing::StartsWith("no factor explains it (alpha 1.2, residual 0.4). Candidates: a mean of each rank's mean"));
+      ::testing::StartsWith(
+          "no factor explains it (alpha 1.2, residual 0.4). Candidates: a mean of each rank's "
+          "mean"));
   EXPECT_THAT(judging.one(reference, found).reason, HasSubstr("a function of a rank's own sum"));
   judging.run.random = true;
   EXPECT_THAT(judging.one(reference, found).reason, HasSubstr("row_random.h"));
@@ -188,7 +192,8 @@ TEST(Judge, WhatNoFactorExplainsIsNotCalledAScale) {
 
 TEST(Judge, ATrifleMoreThanRoundingIsNotCalledAFactor) {
   const Judging judging;
-  const auto row = judging.one(gradient_of(numbers({1, 2})), {gradient_of(numbers({1, 2 + 1e-11}))});
+  const auto row = judging.one(
+      gradient_of(numbers({1, 2})), {gradient_of(numbers({1, 2 + 1e-11}))});
   EXPECT_EQ(row.kind, Kind::Different);
   EXPECT_THAT(row.reason, HasSubstr("no factor, and more than rounding"));
 }
@@ -202,22 +207,31 @@ TEST(Judge, NeighboursTellWhereItIsRight) {
     return made;
   };
   std::vector<GradRow> rows{
-      row("4", "float64", Kind::Equal), row("4", "float32", Kind::Different), row("4, ragged", "float64", Kind::Different),
+      row("4", "float64", Kind::Equal),
+      row("4", "float32", Kind::Different),
+      row("4, ragged", "float64", Kind::Different),
       row("4, ragged", "float32", Kind::Different)};
   rows.push_back(row("4, empty", "float64", Kind::Different));
   rows.back().reason = "not finite, and the reference is";
   auto without_ragged = rows;
   without_ragged[2].kind = Kind::Equal;
-  const std::map<std::string, detail::Origin> variants{{"4, ragged", {"4"}}, {"4, empty", {"4", true}}};
+  const std::map<std::string, detail::Origin> variants{
+      {"4, ragged", {"4"}}, {"4, empty", {"4", true}}};
   detail::explain_by_neighbours(rows, variants);
   detail::explain_by_neighbours(without_ragged, variants);
   EXPECT_THAT(rows[1].reason, HasSubstr("float64 is equal. Candidates: this dtype rounds more"));
-  EXPECT_THAT(rows[2].reason, HasSubstr("only with ragged shards (4 is equal). Candidates: a mean of each rank's mean"));
+  EXPECT_THAT(
+      rows[2].reason,
+      HasSubstr("only with ragged shards (4 is equal). Candidates: a mean of each rank's mean"));
   EXPECT_THAT(rows[2].reason, HasSubstr("rows that are dropped or padded where shards differ"));
   EXPECT_THAT(rows[2].reason, HasSubstr("state of an earlier run"));
   EXPECT_EQ(rows[3].reason, "");
-  EXPECT_THAT(rows[4].reason, HasSubstr("not finite, and the reference is; only with ragged shards (4 is equal)"));
-  EXPECT_THAT(without_ragged[4].reason, HasSubstr("; only where a rank has no rows (4 is equal). Candidates: a count of"));
+  EXPECT_THAT(
+      rows[4].reason,
+      HasSubstr("not finite, and the reference is; only with ragged shards (4 is equal)"));
+  EXPECT_THAT(
+      without_ragged[4].reason,
+      HasSubstr("; only where a rank has no rows (4 is equal). Candidates: a count of"));
 }
 
 TEST(Judge, NeighboursNarrowCandidatesDown) {
@@ -228,7 +242,9 @@ TEST(Judge, NeighboursNarrowCandidatesDown) {
   differs.topology = "6,3,2, ragged";
   std::vector<GradRow> rows{equal, differs};
   detail::explain_by_neighbours(rows, {{"6,3,2, ragged", {"6,3,2"}}});
-  EXPECT_THAT(rows[1].reason, HasSubstr("residual 0.4), only with ragged shards (6,3,2 is equal). Candidates: "));
+  EXPECT_THAT(
+      rows[1].reason,
+      HasSubstr("residual 0.4), only with ragged shards (6,3,2 is equal). Candidates: "));
   EXPECT_THAT(rows[1].reason, Not(HasSubstr("a rank's own sum")));
 }
 
@@ -238,7 +254,11 @@ TEST(Judge, ARestLikeTheRoundingOfFloat32HintsAtPrecision) {
   const United found{gradient_of(numbers({1 + 1e-7, -2 + 1e-7, 3}))};
   const auto row = judging.one(reference, found);
   EXPECT_EQ(row.kind, Kind::Different);
-  EXPECT_THAT(row.reason, HasSubstr("float32 rounds like that. Candidates: a part of the step that computes or sends in float32"));
+  EXPECT_THAT(
+      row.reason,
+      HasSubstr(
+          "float32 rounds like that. Candidates: a part of the step that computes or sends in "
+          "float32"));
   const United worse{gradient_of(numbers({1 + 1e-3, -2 + 1e-3, 3}))};
   EXPECT_THAT(judging.one(reference, worse).reason, Not(HasSubstr("float32")));
 }
@@ -249,7 +269,9 @@ TEST(Judge, ARestLikeTheRoundingOfFloat32IsToldBesideAFactor) {
   for (const double rest : {1e-7, 1e-9}) {
     const auto row = judging.one(reference, {gradient_of(numbers({6 + 6 * rest, -12, 18}))});
     EXPECT_THAT(row.reason, StartsWith("6 times the reference: "));
-    EXPECT_THAT(row.reason, HasSubstr(", and float32 rounds like that. Candidates: a part of the step that computes"));
+    EXPECT_THAT(
+        row.reason,
+        HasSubstr(", and float32 rounds like that. Candidates: a part of the step that computes"));
     EXPECT_THAT(row.reason, Not(HasSubstr("a mean of each rank's mean")));
   }
   const auto exact = judging.one(reference, {gradient_of(numbers({6, -12, 18}))});
@@ -275,7 +297,8 @@ TEST(Judge, AFractionThatAPoolMakesMayBeOfMicrobatchesToo) {
   auto differs = row_at("4", 0.25, Kind::Different);
   differs.guesses = {"1 / n_ranks"};
   differs.reason = detail::explain(differs, {four, {}, "fit", 1e-12});
-  EXPECT_EQ(differs.reason, "0.25 times the reference: 1 / n_ranks, or 1 / microbatches if there are 4");
+  EXPECT_EQ(
+      differs.reason, "0.25 times the reference: 1 / n_ranks, or 1 / microbatches if there are 4");
   std::vector<GradRow> rows{differs};
   detail::guess_from_all_topologies(rows, {four});
   EXPECT_EQ(rows[0].reason, differs.reason);
@@ -289,13 +312,15 @@ TEST(Judge, AFractionThatNoPoolMakesMayBeOfMicrobatches) {
   const auto reference = gradient_of(numbers({7, 14}));
   EXPECT_EQ(
       judging.one(reference, {gradient_of(numbers({1, 2}))}).reason,
-      "0.142857 times the reference, not explained by any product of pool sizes. Candidate: 1 / microbatches if there are 7");
+      "0.142857 times the reference, not explained by any product of pool sizes. Candidate: 1 / "
+      "microbatches if there are 7");
   judging.run.microbatches = 7;
   const auto row = judging.one(reference, {gradient_of(numbers({1, 2}))});
   EXPECT_THAT(row.guesses, ElementsAre("1 / microbatches"));
   EXPECT_EQ(row.reason, "0.142857 times the reference: 1 / microbatches");
   EXPECT_THAT(
-      judging.one(reference, {gradient_of(numbers({6, 13}))}).reason, Not(HasSubstr("microbatches if")));
+      judging.one(reference, {gradient_of(numbers({6, 13}))}).reason,
+      Not(HasSubstr("microbatches if")));
 }
 
 TEST(Judge, WhatIsMissingOrTooMuchIsDifferent) {
@@ -341,13 +366,17 @@ TEST(Judge, WhatIsRoundingBesideOtherGradientsIsVacuousAndAFaultInItIsNot) {
   judging.run.precision.dtype = torch::kBFloat16;
   judging.run.tolerance = 0.1;
   EXPECT_EQ(kind_of_keys(with_keys(1e-3), with_keys(-1e-3)), Kind::Vacuous);
-  EXPECT_EQ(kind_of_keys(with_keys(0.1), with_keys(-0.1)), Kind::Different);  // as large as some others
+  EXPECT_EQ(
+      kind_of_keys(with_keys(0.1), with_keys(-0.1)), Kind::Different);  // as large as some others
   EXPECT_EQ(kind_of_keys(with_keys(0.01), with_keys(-0.01)), Kind::Different);
   judging.run.may_be_dead = {"keys"};
-  EXPECT_EQ(kind_of_keys(with_keys(0.1), with_keys(-0.1)), Kind::Equal);  // left out: one row is there
+  EXPECT_EQ(
+      kind_of_keys(with_keys(0.1), with_keys(-0.1)), Kind::Equal);  // left out: one row is there
   EXPECT_EQ(kind_of_keys(with_keys(0.5), with_keys(-0.5)), Kind::Different);
   judging.run.precision.dtype = torch::kDouble;
-  EXPECT_THAT(detail::judge(judging.run, with_keys(1e-17), {with_keys(3e-17)}, with_keys(1e-17)), SizeIs(1));
+  EXPECT_THAT(
+      detail::judge(judging.run, with_keys(1e-17), {with_keys(3e-17)}, with_keys(1e-17)),
+      SizeIs(1));
 }
 
 TEST(Judge, ParametersThatMoveByRoundingAloneAreVacuous) {
@@ -355,13 +384,17 @@ TEST(Judge, ParametersThatMoveByRoundingAloneAreVacuous) {
   judging.run.steps = 1;
   const auto after = [](double keys, double moved) {
     return Outcome{
-        {{"keys", numbers({keys})}, {"queries", numbers({1})}}, {{"keys", numbers({moved})}, {"queries", numbers({2})}}, {}};
+        {{"keys", numbers({keys})}, {"queries", numbers({1})}},
+        {{"keys", numbers({moved})}, {"queries", numbers({2})}},
+        {}};
   };
   Outcome before;
   before.parameters = {{"keys", numbers({0})}, {"queries", numbers({1})}};
-  const auto rows = detail::judge(judging.run, after(1e-17, 1e-3), {after(-1e-17, -1e-3)}, before);  // as AdamW does
+  const auto rows = detail::judge(
+      judging.run, after(1e-17, 1e-3), {after(-1e-17, -1e-3)}, before);  // as AdamW does
   for (const auto& row : rows) {
-    EXPECT_EQ(row.kind, row.tensor == "keys" ? Kind::Vacuous : Kind::Equal) << row.what << " " << row.tensor;
+    EXPECT_EQ(row.kind, row.tensor == "keys" ? Kind::Vacuous : Kind::Equal)
+        << row.what << " " << row.tensor;
   }
 }
 
@@ -376,7 +409,8 @@ TEST(Judge, ZeroIsZeroBesideWhatAllTermsGive) {
 
 TEST(Judge, ReplicasThatDifferAreDifferentWhateverTheirValues) {
   const Judging judging;
-  const auto row = judging.one(gradient_of(numbers({1})), {gradient_of(numbers({1})), {{"w", "rank 1 has other bits"}}});
+  const auto row = judging.one(
+      gradient_of(numbers({1})), {gradient_of(numbers({1})), {{"w", "rank 1 has other bits"}}});
   EXPECT_EQ(row.kind, Kind::Different);
   EXPECT_EQ(row.error, 0);
   EXPECT_EQ(row.reason, "rank 1 has other bits");
@@ -407,7 +441,9 @@ TEST(Judge, ALossThatIsLoggedWrongIsDifferentWhateverItsGradients) {
     return rows.back();
   };
   EXPECT_EQ(loss_of({found}).kind, Kind::Equal);
-  EXPECT_EQ(loss_of({found, {}, {}, {}, {{"loss", "rank 1 has other bits"}}}).reason, "rank 1 has other bits");
+  EXPECT_EQ(
+      loss_of({found, {}, {}, {}, {{"loss", "rank 1 has other bits"}}}).reason,
+      "rank 1 has other bits");
   found.losses["loss"] = 2.0 / 6;
   const auto row = loss_of({found});
   EXPECT_EQ(row.what, "loss");
@@ -419,7 +455,8 @@ TEST(Judge, ALossThatIsLoggedWrongIsDifferentWhateverItsGradients) {
 struct Moving : Judging {
   Outcome before, reference;
 
-  explicit Moving(torch::Dtype dtype = torch::kDouble, std::optional<torch::Dtype> wire = std::nullopt) {
+  explicit Moving(
+      torch::Dtype dtype = torch::kDouble, std::optional<torch::Dtype> wire = std::nullopt) {
     run.steps = 2;
     run.precision = {dtype, wire};
     run.tolerance = derived_tolerance(dtype, wire);
@@ -428,7 +465,8 @@ struct Moving : Judging {
   }
 
   GradRow moved(const torch::Tensor& by) const {
-    const auto rows = detail::judge(run, reference, {{{}, {{"w", numbers({1, 2, 3, 4}) + by}}, {}}}, before);
+    const auto rows = detail::judge(
+        run, reference, {{{}, {{"w", numbers({1, 2, 3, 4}) + by}}, {}}}, before);
     EXPECT_THAT(rows, SizeIs(1));
     return rows.empty() ? GradRow{} : rows.front();
   }
@@ -473,7 +511,8 @@ TEST(Judge, AParameterThatStepsDoNotMoveIsVacuousUnlessItMayBeDead) {
 TEST(Judge, ParametersBeforeAnyStepHaveNoRow) {
   Moving moving;
   moving.run.steps = 0;
-  EXPECT_THAT(detail::judge(moving.run, moving.reference, {moving.reference}, moving.before), IsEmpty());
+  EXPECT_THAT(
+      detail::judge(moving.run, moving.reference, {moving.reference}, moving.before), IsEmpty());
 }
 
 TEST(Tolerance, OfAMovementIsOfTurnedSignsAndOfRoundedParameters) {
@@ -493,12 +532,13 @@ TEST(Tolerance, IsDerivedFromWhatRounds) {
   EXPECT_DOUBLE_EQ(derived_tolerance(torch::kFloat), 100 * std::pow(2, -23));
   EXPECT_DOUBLE_EQ(derived_tolerance(torch::kBFloat16), 8 * std::pow(2, -7));
   EXPECT_DOUBLE_EQ(
-      derived_tolerance(torch::kFloat, torch::kBFloat16), 100 * std::pow(2, -23) + 8 * std::pow(2, -7));
+      derived_tolerance(torch::kFloat, torch::kBFloat16),
+      100 * std::pow(2, -23) + 8 * std::pow(2, -7));
   EXPECT_EQ(derived_tolerance(torch::kFloat, torch::kDouble), derived_tolerance(torch::kFloat));
   EXPECT_THROW(derived_tolerance(torch::kLong), UsageError);
 }
 
-// ---- what could not have been seen --------------------------------------------------------------
+// ---- what could not have been seen
 
 std::vector<GradRow> visibility(
     const std::vector<Term>& terms,
@@ -533,8 +573,9 @@ TEST(Visibility, ATermThatIsNotDeclaredLiveForATensorMayBeSmallThere) {
   const std::vector<Outcome> alone{gradient_of(numbers({1})), gradient_of(numbers({1e-8}))};
   const auto all = gradient_of(numbers({1}));
   EXPECT_THAT(visibility({{"large"}, {"small", 1, {"w"}}}, alone, all, {}, 1e-5), SizeIs(1));
-  const std::vector<Outcome> two{{{{"w", numbers({1})}, {"v", numbers({1})}}, {}, {}},
-                                 {{{"w", numbers({1e-8})}, {"v", numbers({1})}}, {}, {}}};
+  const std::vector<Outcome> two{
+      {{{"w", numbers({1})}, {"v", numbers({1})}}, {}, {}},
+      {{{"w", numbers({1e-8})}, {"v", numbers({1})}}, {}, {}}};
   EXPECT_THAT(visibility({{"large"}, {"small", 1, {"v"}}}, two, two[0], {}, 1e-5), IsEmpty());
 }
 
@@ -547,7 +588,8 @@ TEST(Visibility, ATermThatIsDeclaredLiveAndIsZeroIsVacuous) {
 }
 
 TEST(Visibility, ANameThatNoTensorHasIsVacuous) {
-  const auto rows = visibility({{"one", 1, {"w", "layres.*"}}}, {gradient_of(numbers({1}))}, gradient_of(numbers({1})));
+  const auto rows = visibility(
+      {{"one", 1, {"w", "layres.*"}}}, {gradient_of(numbers({1}))}, gradient_of(numbers({1})));
   ASSERT_THAT(rows, SizeIs(1));
   EXPECT_EQ(rows[0].tensor, "layres.*");
 }
@@ -565,20 +607,28 @@ TEST(Topologies, OnesAndSquaresProveNothing) {
   const auto two = vacuous_topologies({three(1, 1, 1), three(4, 2, 2), three(2, 4, 4)});
   ASSERT_THAT(two, SizeIs(1));
   EXPECT_THAT(two[0], HasSubstr("n_block0 and n_ppgd are equal in every topology"));
-  EXPECT_THAT(vacuous_topologies({three(1, 1, 1), three(4, 2, 2), three(6, 3, 2), three(2, 4, 8)}), IsEmpty());
+  EXPECT_THAT(
+      vacuous_topologies({three(1, 1, 1), three(4, 2, 2), three(6, 3, 2), three(2, 4, 8)}),
+      IsEmpty());
   // Each pair differs somewhere, all sizes nowhere.
-  const auto pairs = vacuous_topologies({three(1, 1, 1), three(2, 3, 3), three(3, 3, 2), three(3, 2, 3)});
+  const auto pairs = vacuous_topologies(
+      {three(1, 1, 1), three(2, 3, 3), three(3, 3, 2), three(3, 2, 3)});
   EXPECT_THAT(pairs, ElementsAre(HasSubstr("no topology has all sizes different")));
   EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"ranks", ranks(0, 4)}})}}), IsEmpty());
   // Two names for the same ranks are one size.
-  EXPECT_THAT(vacuous_topologies({{"4", Topology(8, {{"data", ranks(0, 4)}, {"all", ranks(0, 4)}})}}), IsEmpty());
+  EXPECT_THAT(
+      vacuous_topologies({{"4", Topology(8, {{"data", ranks(0, 4)}, {"all", ranks(0, 4)}})}}),
+      IsEmpty());
 }
 
 TEST(Topologies, OneDirectionOfFanProvesNothing) {
   using detail::vacuous_topologies;
   const auto reasons = vacuous_topologies({three(1, 1, 1), three(6, 3, 2)});
   ASSERT_THAT(reasons, SizeIs(1));
-  EXPECT_THAT(reasons[0], HasSubstr("one direction of fan only: always n_block0 > n_ppgd, n_ci > n_block0, n_ci > n_ppgd"));
+  EXPECT_THAT(
+      reasons[0],
+      HasSubstr(
+          "one direction of fan only: always n_block0 > n_ppgd, n_ci > n_block0, n_ci > n_ppgd"));
   EXPECT_THAT(vacuous_topologies({three(1, 1, 1), three(6, 3, 2), three(2, 3, 4)}), IsEmpty());
   EXPECT_THAT(
       vacuous_topologies({three(1, 1, 1), three(6, 3, 2), three(2, 4, 3)}),
@@ -591,23 +641,28 @@ TEST(Topologies, NoneOfOnesProvesNothingWherePoolsAreApart) {
   EXPECT_THAT(reasons[0], HasSubstr("no topology has one rank in every pool"));
 }
 
-// A part of a pool is never larger than it, and what is parallel over all ranks does not run on one.
+// A part of a pool is never larger than it, and what is parallel over all ranks does not run on
+// one.
 TEST(Topologies, PartsOfOnePoolMayBeSmallerAlways) {
   const NamedTopology experts{
-      "4", Topology(8, {{"ranks", ranks(0, 4)}, {"expert0", ranks(0, 2)}, {"expert1", ranks(2, 2)}})};
+      "4",
+      Topology(8, {{"ranks", ranks(0, 4)}, {"expert0", ranks(0, 2)}, {"expert1", ranks(2, 2)}})};
   EXPECT_THAT(detail::vacuous_topologies({experts}), IsEmpty());
   EXPECT_THAT(
       detail::notes_on({experts}),
       ElementsAre(
-          HasSubstr("always n_ranks > n_expert0"), HasSubstr("are even in every topology"),
+          HasSubstr("always n_ranks > n_expert0"),
+          HasSubstr("are even in every topology"),
           HasSubstr("no topology has one rank in every pool")));
 }
 
 TEST(Topologies, EvenShardsAreNoted) {
   using detail::notes_on;
   EXPECT_THAT(
-      notes_on({three(6, 3, 2)}), ElementsAre(HasSubstr("shards of ci, block0, ppgd are even in every topology")));
-  EXPECT_THAT(notes_on({three(6, 3, 2), {"ragged", *detail::ragged(three(6, 3, 2).topology)}}), IsEmpty());
+      notes_on({three(6, 3, 2)}),
+      ElementsAre(HasSubstr("shards of ci, block0, ppgd are even in every topology")));
+  EXPECT_THAT(
+      notes_on({three(6, 3, 2), {"ragged", *detail::ragged(three(6, 3, 2).topology)}}), IsEmpty());
 }
 
 TEST(Topologies, ARowMoreOnSomeRanksIsNotRagged) {
@@ -616,7 +671,8 @@ TEST(Topologies, ARowMoreOnSomeRanksIsNotRagged) {
   EXPECT_THAT(detail::never_uneven({ten}), ElementsAre("ranks"));
   EXPECT_TRUE(detail::is_uneven(detail::ragged(ten.topology)->pool("ranks")));
   EXPECT_TRUE(detail::is_uneven({"twice", {0, 1}, {{0, 2}, {2, 3}}}));
-  EXPECT_THAT(detail::never_uneven({{"a row each", Topology(4, {{"ranks", ranks(0, 4)}})}}), IsEmpty());
+  EXPECT_THAT(
+      detail::never_uneven({{"a row each", Topology(4, {{"ranks", ranks(0, 4)}})}}), IsEmpty());
 }
 
 TEST(Topologies, APoolThatIsRaggedAlreadyKeepsItsCut) {
@@ -661,14 +717,17 @@ TEST(Topologies, ARaggedVariantHasEveryRowOnceAndShardsOfManySizes) {
   };
   EXPECT_THAT(sizes("ci"), ElementsAre(1, 2, 3, 4, 5, 9));
   EXPECT_THAT(sizes("block0"), ElementsAre(15, 8, 1));
-  EXPECT_FALSE(detail::ragged(Topology(4, {{"ranks", ranks(0, 4)}})));  // a row each: nothing to choose
+  EXPECT_FALSE(
+      detail::ragged(Topology(4, {{"ranks", ranks(0, 4)}})));  // a row each: nothing to choose
 }
 
 TEST(Topologies, AVariantHasARankWithoutRowsInEveryPool) {
   const Topology even(12, {{"a", ranks(0, 4)}, {"b", ranks(4, 3)}, {"alone", {7}}});
   const auto made = detail::with_empty_shards(even);
   ASSERT_TRUE(made);
-  EXPECT_EQ(made->text(), "12 rows; a: 0[0,4) 1[4,8) 2[8,12) 3[12,12); b: 4[0,0) 5[0,6) 6[6,12); alone: 7[0,12)");
+  EXPECT_EQ(
+      made->text(),
+      "12 rows; a: 0[0,4) 1[4,8) 2[8,12) 3[12,12); b: 4[0,0) 5[0,6) 6[6,12); alone: 7[0,12)");
   EXPECT_THAT(detail::never_empty({{"even", even}}), ElementsAre("a", "b"));
   EXPECT_THAT(detail::never_empty({{"even", even}, {"empty", *made}}), IsEmpty());
   EXPECT_FALSE(detail::with_empty_shards(*made));
@@ -677,7 +736,8 @@ TEST(Topologies, AVariantHasARankWithoutRowsInEveryPool) {
 
 TEST(Topologies, VariantsAreAddedUnlessTheyAreNotWantedOrGiven) {
   GradCheckOptions given;
-  given.topologies = {{"1", Topology(12, {{"ranks", {0}}})}, {"3", Topology(12, {{"ranks", ranks(0, 3)}})}};
+  given.topologies = {
+      {"1", Topology(12, {{"ranks", {0}}})}, {"3", Topology(12, {{"ranks", ranks(0, 3)}})}};
   const auto names = [&] {
     std::vector<std::string> all;
     for (const auto& [name, topology] : detail::with_variants(given).topologies) {
@@ -693,17 +753,19 @@ TEST(Topologies, VariantsAreAddedUnlessTheyAreNotWantedOrGiven) {
   given.empty = true;
   EXPECT_THAT(names(), ElementsAre("1", "3"));
   given.ragged = true;
-  given.topologies.push_back({"own", Topology(12, {{"ranks", ranks(0, 3), {{0, 2}, {2, 12}, {12, 12}}}})});
+  given.topologies.push_back(
+      {"own", Topology(12, {{"ranks", ranks(0, 3), {{0, 2}, {2, 12}, {12, 12}}}})});
   EXPECT_THAT(names(), ElementsAre("1", "3", "own"));
 }
 
 TEST(Topologies, TheSelfTestGoesWhereSizesAreDifferentAndRanksFew) {
-  const std::vector<NamedTopology> all{three(1, 1, 1), three(4, 2, 2), three(2, 4, 8), three(6, 3, 2), three(2, 2, 2)};
+  const std::vector<NamedTopology> all{
+      three(1, 1, 1), three(4, 2, 2), three(2, 4, 8), three(6, 3, 2), three(2, 2, 2)};
   EXPECT_EQ(detail::most_different(all)->name, "6,3,2");
   EXPECT_EQ(detail::most_different({three(1, 1, 1)}), nullptr);
 }
 
-// ---- a whole check, of one process --------------------------------------------------------------
+// ---- a whole check, of one process
 
 GradCheckOptions alone() {
   GradCheckOptions options;
@@ -735,13 +797,18 @@ TEST(GradCheck, StepsThatDoNotLookAtTheirTermsIsolateNothing) {
   options.terms = {{"fit"}, {"penalty"}};
   const auto step = [](bool looks) {
     return [looks](const Case& c) {
-      const auto fit = looks ? c.terms.at("fit") : 1.0, penalty = looks ? c.terms.at("penalty") : 1.0;
+      const auto fit = looks ? c.terms.at("fit") : 1.0,
+                 penalty = looks ? c.terms.at("penalty") : 1.0;
       return gradient_of(torch::ones({2}, c.dtype) * (fit + 2 * penalty));
     };
   };
   constexpr char kTold[] = "each term alone has the gradients of all together";
-  EXPECT_THAT(GradCheck(Group::alone("world"), step(false), step(false), options).run().text(), HasSubstr(kTold));
-  EXPECT_THAT(GradCheck(Group::alone("world"), step(true), step(true), options).run().text(), Not(HasSubstr(kTold)));
+  EXPECT_THAT(
+      GradCheck(Group::alone("world"), step(false), step(false), options).run().text(),
+      HasSubstr(kTold));
+  EXPECT_THAT(
+      GradCheck(Group::alone("world"), step(true), step(true), options).run().text(),
+      Not(HasSubstr(kTold)));
 }
 
 TEST(GradCheck, DifferentBeatsVacuous) {
@@ -749,7 +816,9 @@ TEST(GradCheck, DifferentBeatsVacuous) {
   EXPECT_EQ(report.kind, Kind::Different);
   EXPECT_EQ(report.exit_code(), 1);
   EXPECT_DOUBLE_EQ(report.worst()->alpha, 3);
-  EXPECT_THAT(report.text(), HasSubstr("[1; float64; fit] gradient \"w\": off by 2, allowed 1e-12: 3 times"));
+  EXPECT_THAT(
+      report.text(),
+      HasSubstr("[1; float64; fit] gradient \"w\": off by 2, allowed 1e-12: 3 times"));
 }
 
 TEST(GradCheck, WireAndTolerancesReachTheRows) {
@@ -764,7 +833,9 @@ TEST(GradCheck, WireAndTolerancesReachTheRows) {
       dtypes.push_back(row.dtype + " " + std::to_string(row.tolerance));
     }
   }
-  EXPECT_THAT(dtypes, ElementsAre("float64 0.000000", "float32 0.500000", "float32, bfloat16 wire 0.500000"));
+  EXPECT_THAT(
+      dtypes,
+      ElementsAre("float64 0.000000", "float32 0.500000", "float32, bfloat16 wire 0.500000"));
   EXPECT_THAT(report.vacuous.back(), HasSubstr("fit, 2 steps: the reference gives no parameters"));
   EXPECT_THAT(report.text(), HasSubstr("float32, bfloat16 wire changes no number"));
 }
@@ -772,9 +843,10 @@ TEST(GradCheck, WireAndTolerancesReachTheRows) {
 TEST(GradCheck, ProgressIsToldBeforeEachRunAndAtTheEnd) {
   const auto step = [](const Case& c) { return gradient_of(torch::ones({2}, c.dtype)); };
   std::vector<std::string> told;
-  GradCheck(Group::alone("world"), step, step, alone()).run([&](int done, int total, const std::string& what) {
-    told.push_back(std::to_string(done) + "/" + std::to_string(total) + " " + what);
-  });
+  GradCheck(Group::alone("world"), step, step, alone())
+      .run([&](int done, int total, const std::string& what) {
+        told.push_back(std::to_string(done) + "/" + std::to_string(total) + " " + what);
+      });
   EXPECT_THAT(told, ElementsAre("0/2 1; float64; fit", "1/2 1; float32; fit", "2/2 done"));
 }
 
@@ -783,7 +855,8 @@ TEST(GradCheck, AnExceptionOfAStepPassesThrough) {
   const auto bad = [](const Case&) -> Outcome { throw std::out_of_range("no such row"); };
   std::string told;
   const auto raised = [&](const std::string& text) { told = text; };
-  EXPECT_THROW(GradCheck(Group::alone("world"), good, bad, alone()).run(nullptr, raised), std::out_of_range);
+  EXPECT_THROW(
+      GradCheck(Group::alone("world"), good, bad, alone()).run(nullptr, raised), std::out_of_range);
   EXPECT_EQ(told, "no such row");
   EXPECT_THROW(GradCheck(Group::alone("world"), bad, good, alone()).run(), std::out_of_range);
   EXPECT_NO_THROW(Watch());  // it was given back
@@ -802,29 +875,42 @@ TEST(GradCheck, RefusesWhatMakesNoSense) {
   };
   EXPECT_THAT(refused([](auto& o) { o.terms.clear(); }), HasSubstr("[GradCheck] no term"));
   EXPECT_THAT(refused([](auto& o) { o.topologies.clear(); }), HasSubstr("no topology"));
-  EXPECT_THAT(refused([](auto& o) { o.terms.push_back({"fit"}); }), HasSubstr("two of the name \"fit\""));
-  EXPECT_THAT(refused([](auto& o) { o.terms[0].coefficient = 0; }), HasSubstr("the coefficient of \"fit\" is 0"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.terms.push_back({"fit"}); }), HasSubstr("two of the name \"fit\""));
+  EXPECT_THAT(
+      refused([](auto& o) { o.terms[0].coefficient = 0; }),
+      HasSubstr("the coefficient of \"fit\" is 0"));
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_THAT(refused([](auto& o) { o.terms[0].coefficient = kNan; }), HasSubstr("the coefficient of \"fit\" is nan"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.terms[0].coefficient = kNan; }),
+      HasSubstr("the coefficient of \"fit\" is nan"));
   for (const double wrong : {kNan, -1.0, kInfinity}) {
     EXPECT_THAT(
-        refused([&](auto& o) { o.tolerance[torch::kFloat] = wrong; }), HasSubstr("the tolerance of Float is"));
+        refused([&](auto& o) { o.tolerance[torch::kFloat] = wrong; }),
+        HasSubstr("the tolerance of Float is"));
   }
-  EXPECT_THAT(refused([](auto& o) { o.terms[0].name = "all"; }), HasSubstr("a term is called \"all\""));
+  EXPECT_THAT(
+      refused([](auto& o) { o.terms[0].name = "all"; }), HasSubstr("a term is called \"all\""));
   EXPECT_THAT(refused([](auto& o) { o.steps = -1; }), HasSubstr("steps is -1"));
   EXPECT_THAT(refused([](auto& o) { o.microbatches = 0; }), HasSubstr("microbatches is 0"));
-  EXPECT_THAT(refused([](auto& o) { o.dtypes = {torch::kLong}; }), HasSubstr("no tolerance is known for Long"));
-  EXPECT_THAT(refused([](auto& o) { o.topologies = {three(6, 3, 2)}; }), HasSubstr("has 11 ranks, and \"world\" 1"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.dtypes = {torch::kLong}; }),
+      HasSubstr("no tolerance is known for Long"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.topologies = {three(6, 3, 2)}; }),
+      HasSubstr("has 11 ranks, and \"world\" 1"));
 }
 
-// Gradients are the same on all ranks, and wrong because parameters drifted apart before: the drift is told.
+// Gradients are the same on all ranks, and wrong because parameters drifted apart before: the drift
+// is told.
 TEST(GradReport, ReplicasThatDriftApartAreToldBesideGradientsThatDiffer) {
   auto report = run_alone(alone());
   GradRow gradient{"4", "float64", "all, 2 steps", "gradient", "w", Kind::Different};
   gradient.reason = "no factor explains it";
   auto parameter = gradient;
   parameter.what = "parameter";
-  parameter.reason = "no factor explains it; rank 1 has not the bits that rank 0 has: replicas drift apart";
+  parameter.reason =
+      "no factor explains it; rank 1 has not the bits that rank 0 has: replicas drift apart";
   report.rows = {gradient, parameter};
   EXPECT_THAT(report.text(), Not(HasSubstr("drift apart")));  // it follows
   report.rows[1].replicas_differ = true;
@@ -840,11 +926,22 @@ TEST(GradReport, MutantsNoticedByAnotherRatioAreNamed) {
   report.mutants = {
       {{Place::Sum, "w", "ranks", 4}, Mutation::Average, "", 0.25, 0.25, "w", "fit", true, ""},
       {{Place::Once, "p", "ranks", 4}, Mutation::Double, "", 2.0, 1.5, "w", "fit", true, ""},
-      {{Place::Residual, "s", "ranks", 4}, Mutation::LocalValue, "", std::nullopt, 0.9, "w", "fit", true, ""}};
-  EXPECT_THAT(report.text(), HasSubstr("3 of 3 mutants noticed, 1 of 2 by the ratio that was predicted"));
+      {{Place::Residual, "s", "ranks", 4},
+       Mutation::LocalValue,
+       "",
+       std::nullopt,
+       0.9,
+       "w",
+       "fit",
+       true,
+       ""}};
+  EXPECT_THAT(
+      report.text(), HasSubstr("3 of 3 mutants noticed, 1 of 2 by the ratio that was predicted"));
   EXPECT_THAT(
       report.text(),
-      HasSubstr("noticed, by another ratio: double at once \"p\" of group \"ranks\": 1.5 of \"w\", predicted 2"));
+      HasSubstr(
+          "noticed, by another ratio: double at once \"p\" of group \"ranks\": 1.5 of \"w\", "
+          "predicted 2"));
 }
 
 TEST(GradReport, JsonIsReadBackByAnotherReader) {
@@ -853,7 +950,8 @@ TEST(GradReport, JsonIsReadBackByAnotherReader) {
   auto report = run_alone(alone(), 3);
   report.rows[0].tensor = options.terms[0].name;
   report.rows[0].residual = kInfinity;
-  report.mutants.push_back({{Place::Sum, "w", "ranks", 4}, Mutation::Average, "", 0.25, 0.25, "w", "fit", true, ""});
+  report.mutants.push_back(
+      {{Place::Sum, "w", "ranks", 4}, Mutation::Average, "", 0.25, 0.25, "w", "fit", true, ""});
   std::istringstream text(report.json());
   boost::property_tree::ptree tree;
   read_json(text, tree);

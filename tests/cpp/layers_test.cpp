@@ -90,8 +90,9 @@ TEST(Layers, ParametersKeepTheirNames) {
 
 TEST(Layers, APredicateChooses) {
   auto model = made();
-  const auto chosen = enable(
-      *model, {}, [](const std::string& name, const torch::nn::Module&) { return name == "layers.1"; });
+  const auto chosen = enable(*model, {}, [](const std::string& name, const torch::nn::Module&) {
+    return name == "layers.1";
+  });
   EXPECT_EQ(chosen, std::vector<std::string>{"layers.1"});
   EXPECT_EQ(disable(*model), 1u);
   EXPECT_EQ(disable(*model), 0u);
@@ -114,7 +115,8 @@ TEST(Layers, NothingToEnableIsAnError) {
   EXPECT_THROW(enable(*linear), UsageError);
   auto model = made();
   EXPECT_THROW(
-      enable(*model, {}, [](const std::string&, const torch::nn::Module&) { return false; }), UsageError);
+      enable(*model, {}, [](const std::string&, const torch::nn::Module&) { return false; }),
+      UsageError);
 }
 
 }  // namespace

@@ -16,9 +16,7 @@ constexpr int64_t kRows = 512, kWide = 512;  // 1 MiB of floats
 
 Tensor input(uint64_t seed, at::ScalarType dtype = torch::kFloat) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return torch::randn({kRows, kWide}, generator, torch::TensorOptions())
-      .to(dtype)
-      .requires_grad_();
+  return torch::randn({kRows, kWide}, generator, torch::TensorOptions()).to(dtype).requires_grad_();
 }
 
 struct Outcome {
@@ -82,9 +80,12 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"mm", [](const auto& t) { return (t[0] + 1).mm(t[1]); }, 1},
         Case{"addmm", [](const auto& t) { return torch::addmm(t[2], t[0] + 1, t[1]); }, 1},
-        Case{"bmm", [](const auto& t) {
-               return (t[0] + 1).view({2, 256, 512}).bmm(t[1].view({2, 512, 256}));
-             }, 1},
+        Case{
+            "bmm",
+            [](const auto& t) {
+              return (t[0] + 1).view({2, 256, 512}).bmm(t[1].view({2, 512, 256}));
+            },
+            1},
         Case{"mul", [](const auto& t) { return (t[0] + 1) * (t[1] + 1); }, 2},
         Case{"mul_broadcast", [](const auto& t) { return (t[0] + 1) * t[1][0]; }, 2},
         Case{"pow", [](const auto& t) { return (t[0] + 1).pow(2); }, 2},
@@ -94,7 +95,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"softmax", [](const auto& t) { return torch::softmax(t[0] + 1, -1); }, 1},
         Case{"softmax_of_columns", [](const auto& t) { return torch::softmax(t[0] + 1, 0); }, 1},
         Case{"log_softmax", [](const auto& t) { return torch::log_softmax(t[0] + 1, -1); }, 1},
-        Case{"log_softmax_of_columns", [](const auto& t) { return torch::log_softmax(t[0] + 1, 0); }, 1}),
+        Case{
+            "log_softmax_of_columns",
+            [](const auto& t) { return torch::log_softmax(t[0] + 1, 0); },
+            1}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Slices of a sixteenth: a layer_norm has one beside the gradient; a batch_norm two copies, and two
@@ -112,23 +116,30 @@ Tensor parameter(int64_t size, const Tensor& like) {
 class LeanNorm : public ::testing::TestWithParam<Norm> {};
 
 TEST_P(LeanNorm, SameBitsFromLessMemory) {
-  expect_same_bits_from_less(GetParam().step, GetParam().saves * kMiB / 16, kMiB / 64);  // weights' gradients
+  expect_same_bits_from_less(
+      GetParam().step, GetParam().saves * kMiB / 16, kMiB / 64);  // weights' gradients
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Ops,
     LeanNorm,
     ::testing::Values(
-        Norm{"layer_norm", [](const auto& t) {
-               const auto weight = parameter(kWide, t[0]);
-               return torch::layer_norm(t[0] + 1, {kWide}, weight, parameter(kWide, t[0]));
-             }, 15},
-        Norm{"batch_norm", [](const auto& t) {
-               const auto weight = parameter(64, t[0]);
-               const auto planes = (t[0] + 1).view({8, 64, 512});
-               return torch::batch_norm(
-                   planes, weight, parameter(64, t[0]), {}, {}, true, 0.1, 1e-5, false);
-             }, 28}),
+        Norm{
+            "layer_norm",
+            [](const auto& t) {
+              const auto weight = parameter(kWide, t[0]);
+              return torch::layer_norm(t[0] + 1, {kWide}, weight, parameter(kWide, t[0]));
+            },
+            15},
+        Norm{
+            "batch_norm",
+            [](const auto& t) {
+              const auto weight = parameter(64, t[0]);
+              const auto planes = (t[0] + 1).view({8, 64, 512});
+              return torch::batch_norm(
+                  planes, weight, parameter(64, t[0]), {}, {}, true, 0.1, 1e-5, false);
+            },
+            28}),
     [](const auto& info) { return std::string(info.param.name); });
 
 Tensor silu_of_shared(const Tensor& x, Tensor* inner) {

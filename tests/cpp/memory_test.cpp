@@ -121,8 +121,10 @@ TEST(MemoryMeter, TimelineSaysWhatEachAllocationWasFor) {
   for (const auto& event : meter.timeline()) {
     current += event.bytes;
     EXPECT_EQ(event.current, current);
-    forward_sin |= event.phase == Phase::Forward && event.op == "aten::sin" && event.bytes == 262144;
-    replayed_sin |= event.phase == Phase::Replay && event.op == "aten::sin" && event.bytes == 262144;
+    forward_sin |= event.phase == Phase::Forward && event.op == "aten::sin" &&
+        event.bytes == 262144;
+    replayed_sin |= event.phase == Phase::Replay && event.op == "aten::sin" &&
+        event.bytes == 262144;
     backward |= event.phase == Phase::Backward && event.bytes > 0;
   }
   EXPECT_TRUE(forward_sin);
@@ -150,7 +152,9 @@ TEST(MemoryMeter, TimelineNamesTheRegionAndTheShapeThatAnOpReturned) {
   std::set<std::string> seen;
   for (const auto& event : meter.timeline()) {
     if (event.bytes > 0) {
-      const auto* phase = event.phase == Phase::Replay ? "replayed " : event.phase == Phase::Backward ? "gradient " : "";
+      const auto* phase = event.phase == Phase::Replay ? "replayed "
+          : event.phase == Phase::Backward             ? "gradient "
+                                                       : "";
       seen.insert(phase + event.op + ", " + event.region + ", " + event.shape);
     }
   }

@@ -51,8 +51,8 @@ TEST(MinCut, IsTheBestOfAllCutsOnRandomGraphs) {
     int64_t best = INT64_MAX;
     for (int mask = 0; mask < (1 << n); ++mask) {
       best = std::min(best, cost([&](int node) {
-        return node == CutGraph::kSink || (node > 1 && ((mask >> (node - 2)) & 1));
-      }));
+                        return node == CutGraph::kSink || (node > 1 && ((mask >> (node - 2)) & 1));
+                      }));
     }
     const auto side = graph.sink_side();
     EXPECT_EQ(cost([&](int node) { return side[static_cast<size_t>(node)]; }), best);

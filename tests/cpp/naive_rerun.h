@@ -32,7 +32,9 @@ struct RerunOptions {
 class RerunFrame {
  public:
   RerunFrame(std::function<void()> function, RerunOptions options)
-      : function_(std::move(function)), options_(options), generator_state_(generator().get_state()) {}
+      : function_(std::move(function)),
+        options_(options),
+        generator_state_(generator().get_state()) {}
 
   size_t place() { return places_++; }
   void take(const at::Tensor& saved) { values_.push_back(saved.detach()); }
@@ -103,7 +105,8 @@ class RerunEngine final : public torch::autograd::Engine {
   static void install() {
     static std::once_flag once;
     std::call_once(once, [] {
-      front() = new RerunEngine(Engine::get_default_engine());  // lives as long as autograd's threads
+      front() = new RerunEngine(
+          Engine::get_default_engine());  // lives as long as autograd's threads
       torch::autograd::set_default_engine_stub([]() -> Engine& { return *front(); });
     });
   }
@@ -122,7 +125,8 @@ class RerunEngine final : public torch::autograd::Engine {
       const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
       c10::intrusive_ptr<torch::autograd::Node> graph_root,
       torch::autograd::InputBuffer&& input_buffer) override {
-    return behind_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+    return behind_.execute_with_graph_task(
+        graph_task, std::move(graph_root), std::move(input_buffer));
   }
 
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
@@ -165,7 +169,11 @@ inline at::Tensor RerunFrame::value(size_t place) {
       generator().set_state(state);
     }
     TORCH_CHECK(
-        values_.size() == places_, "[rerun_checkpoint] saved ", places_, " tensors, then ", values_.size());
+        values_.size() == places_,
+        "[rerun_checkpoint] saved ",
+        places_,
+        " tensors, then ",
+        values_.size());
   }
   return values_.at(place);
 }
@@ -183,9 +191,12 @@ using TensorsFunction = std::function<std::vector<at::Tensor>(const std::vector<
 
 struct ReentrantRerun : torch::autograd::Function<ReentrantRerun> {
   static torch::autograd::variable_list forward(
-      torch::autograd::AutogradContext* context, const TensorsFunction& function, at::TensorList inputs) {
+      torch::autograd::AutogradContext* context,
+      const TensorsFunction& function,
+      at::TensorList inputs) {
     context->save_for_backward(inputs.vec());
-    context->saved_data["function"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(function));
+    context->saved_data["function"] = c10::IValue::make_capsule(
+        c10::make_intrusive<Holder>(function));
     return function(inputs.vec());
   }
 

@@ -1,6 +1,7 @@
-// A build without RETAPE_FAULTS, which is what users get: these sources, compiled as it compiles them.
-#include "tape/fault.h"
+// A build without RETAPE_FAULTS, which is what users get: these sources, compiled as it compiles
+// them.
 #include "check/fault_hooks.h"
+#include "tape/fault.h"
 
 #include <retape/check.h>
 #include <retape/error.h>
@@ -32,7 +33,9 @@ TEST(NoFaults, NoneCanBeInjected) {
       inject(id);
       FAIL() << id << " was injected";
     } catch (const retape::UsageError& error) {
-      EXPECT_NE(std::string(error.what()).find("this build has no faults to inject. Fix: "), std::string::npos)
+      EXPECT_NE(
+          std::string(error.what()).find("this build has no faults to inject. Fix: "),
+          std::string::npos)
           << error.what();
     }
     EXPECT_FALSE(is_injected(id));

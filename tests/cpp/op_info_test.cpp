@@ -1,5 +1,6 @@
-// What is known of an operator before it runs: by its schema, tags, registrations and name. Seen from
-// outside: a policy's function is asked about each value that an op makes and that could be replayed.
+// What is known of an operator before it runs: by its schema, tags, registrations and name. Seen
+// from outside: a policy's function is asked about each value that an op makes and that could be
+// replayed.
 #include "support.h"
 
 #include <retape/replayable.h>
@@ -74,7 +75,8 @@ TORCH_LIBRARY(retape_op_info_test, m) {
 }
 
 TORCH_LIBRARY_IMPL(retape_op_info_test, CPU, m) {
-  for (const char* name : {"untagged", "tagged", "draws", "shapes", "depends", "aliases", "own_gradient"}) {
+  for (const char* name :
+       {"untagged", "tagged", "draws", "shapes", "depends", "aliases", "own_gradient"}) {
     m.impl(name, &doubled);
   }
   m.impl("looks_at_grad", &looks_at_grad);
@@ -90,8 +92,16 @@ TORCH_LIBRARY_IMPL(retape_op_info_test, Autograd, m) {
 
 // Of their authors.
 const bool opted_in = [] {
-  for (const char* name : {"tagged", "shapes", "depends", "aliases", "looks_at_grad", "counted", "twins", "each",
-                           "sum_of_all"}) {
+  for (const char* name :
+       {"tagged",
+        "shapes",
+        "depends",
+        "aliases",
+        "looks_at_grad",
+        "counted",
+        "twins",
+        "each",
+        "sum_of_all"}) {
     replayable(std::string("retape_op_info_test::") + name);
   }
   return true;
@@ -161,7 +171,9 @@ TEST(OpInfo, ShapesThatDependOnDataAreNotReplayed) {
 TEST(OpInfo, AnInPlaceOpMakesAVersionOfWhatAnOpMade) {
   const auto x = leaf({4, 4}).detach();
   EXPECT_EQ(asked([&] { (x * 2).mul_(3); }), (Values{"aten::mul cheap", "aten::mul_ cheap"}));
-  EXPECT_EQ(asked([&] { x.clone().select(0, 1).fill_(3); }), (Values{"aten::clone cheap", "aten::fill_ cheap"}));
+  EXPECT_EQ(
+      asked([&] { x.clone().select(0, 1).fill_(3); }),
+      (Values{"aten::clone cheap", "aten::fill_ cheap"}));
 }
 
 TEST(OpInfo, AnOpOfAnotherLibraryIsReplayedIfItsUserSaysThatItMayBe) {
@@ -202,14 +214,18 @@ TEST(OpInfo, ResultsThatAreNoTensorsAreNotInTheWay) {
   expect_same(
       [](const auto& leaves) {
         const auto h = leaves[0].detach() * 3;
-        return (std::get<0>(call<std::tuple<Tensor, int64_t>(const Tensor&)>("counted", h)) * leaves[0]).sum();
+        return (std::get<0>(call<std::tuple<Tensor, int64_t>(const Tensor&)>("counted", h)) *
+                leaves[0])
+            .sum();
       },
       {x});
 }
 
 TEST(OpInfo, TwoResultsOnOneStorageAreOneValue) {
   const auto x = leaf({4, 4});
-  const auto both = [](const Tensor& t) { return call<std::tuple<Tensor, Tensor>(const Tensor&)>("twins", t); };
+  const auto both = [](const Tensor& t) {
+    return call<std::tuple<Tensor, Tensor>(const Tensor&)>("twins", t);
+  };
   EXPECT_EQ(asked([&] { both(x.detach()); }), Values{"retape_op_info_test::twins"});
   expect_same(
       [&](const auto& leaves) {
@@ -236,7 +252,9 @@ TEST(OpInfo, ListsOfTensorsAreReplayedAndListsOfListsAreNot) {
   const c10::List<std::optional<Tensor>> rows({torch::tensor({2, 0})});
   EXPECT_EQ(asked([&] { torch::index_put(x, rows, x[0]); }), Values{"aten::index_put"});
   const Groups groups({c10::List<Tensor>({x})});
-  EXPECT_EQ((asked([&] { call<Tensor(const Tensor&, const Groups&)>("sum_of_all", x, groups); })), Values{});
+  EXPECT_EQ(
+      (asked([&] { call<Tensor(const Tensor&, const Groups&)>("sum_of_all", x, groups); })),
+      Values{});
 }
 
 TEST(OpInfo, WhatIntegersPickIsReplayedAndWhatAMaskPicksIsKept) {
@@ -265,7 +283,8 @@ TEST(OpInfo, APickSmallerThanItsSourceIsKeptUnlessTheSourceIsThereAnyway) {
   const auto few = torch::tensor({2, 0}), many = few.repeat(2);
   EXPECT_EQ(asked([&] { x.index({few}); }), Values{"aten::index cheap"});  // x was given
   EXPECT_EQ(asked([&] { (x * 2).index({few}); }), Values{"aten::mul cheap"});
-  EXPECT_EQ(asked([&] { (x * 2).index({many}); }), (Values{"aten::mul cheap", "aten::index cheap"}));
+  EXPECT_EQ(
+      asked([&] { (x * 2).index({many}); }), (Values{"aten::mul cheap", "aten::index cheap"}));
 }
 
 TEST(OpInfo, IntegersThatChooseWhereDataGoesAreKept) {
@@ -290,7 +309,9 @@ TEST(OpInfo, AnOpMayReadWhatItOverwritesIfAnOpMadeIt) {
   const auto squared = [](Tensor y) { torch::mul_out(y, y, y); };
   EXPECT_EQ(asked([&] { squared(x * 2); }), (Values{"aten::mul cheap", "aten::mul cheap"}));
   EXPECT_EQ(asked([&] { squared(torch::zeros({4, 4})); }), Values{});
-  EXPECT_EQ(asked([&] { torch::zeros({4, 4}).copy_(torch::zeros({4, 4})); }), Values{"aten::copy_ cheap"});
+  EXPECT_EQ(
+      asked([&] { torch::zeros({4, 4}).copy_(torch::zeros({4, 4})); }),
+      Values{"aten::copy_ cheap"});
   EXPECT_EQ(
       asked([&] {
         auto y = torch::zeros({4, 4});

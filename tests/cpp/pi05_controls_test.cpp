@@ -1,6 +1,6 @@
-// What goes wrong with models/pi05 where a layer is run again in backward, and not with Retape. Each
-// control breaks one assumption of the second run; the first tests show that the re-runs are right as
-// long as none is broken.
+// What goes wrong with models/pi05 where a layer is run again in backward, and not with Retape.
+// Each control breaks one assumption of the second run; the first tests show that the re-runs are
+// right as long as none is broken.
 #include "naive_rerun.h"
 #include "pi05_training.h"
 
@@ -21,8 +21,8 @@ Way rerun_way(RerunOptions options = {}, Calls* calls = nullptr) {
   return {"each layer run again", layers, {}};
 }
 
-// Autograd is shown the tensors that are arguments by themselves, mask and positions. It does not look
-// into lists and structs, where the streams and the cache are.
+// Autograd is shown the tensors that are arguments by themselves, mask and positions. It does not
+// look into lists and structs, where the streams and the cache are.
 Way reentrant_way() {
   const auto layers = [](const pi05::LayerFunction& run, const pi05::LayerCall& call) {
     const size_t tower = call.streams[0].defined() ? 0 : 1;
@@ -41,7 +41,8 @@ void expect_retape_is_right(const TrainingStep& step, const Trained& plain) {
   }
 }
 
-std::set<std::string> beginning_with(const std::vector<std::string>& beginnings, const Trained& trained) {
+std::set<std::string> beginning_with(
+    const std::vector<std::string>& beginnings, const Trained& trained) {
   std::set<std::string> names;
   for (const auto& [name, grad] : trained.grads) {
     for (const auto& beginning : beginnings) {
@@ -66,7 +67,16 @@ std::set<std::string> after_a_read(const Trained& trained, bool insulation) {
     return beginning_with({"et.", "ain.", "t1.", "t2."}, trained);
   }
   return all_but(
-      {"pn.", "en.", "aout.", "da_head.", "da_emb.", "pt.2.n2.", "pt.2.q.", "pt.2.o.", "pt.2.gate.", "pt.2.up.",
+      {"pn.",
+       "en.",
+       "aout.",
+       "da_head.",
+       "da_emb.",
+       "pt.2.n2.",
+       "pt.2.q.",
+       "pt.2.o.",
+       "pt.2.gate.",
+       "pt.2.up.",
        "pt.2.down."},
       trained);
 }
@@ -99,7 +109,8 @@ TEST(Pi05Controls, RerunIsRightWhereTheSecondRunMeetsTheSameState) {
       EXPECT_EQ(calls.size(), 6u);
       for (const auto& [layer, count] : calls) {
         // Without insulation both backward passes go through the prefix, and each runs it again.
-        const bool twice = !insulation && order != Order::Joint && layer.first == pi05::CacheUse::Write;
+        const bool twice = !insulation && order != Order::Joint &&
+            layer.first == pi05::CacheUse::Write;
         EXPECT_EQ(count, twice ? 3 : 2);
       }
     }
@@ -126,8 +137,8 @@ TEST(Pi05Controls, ReentrantRerunIsRightOnTensorsAlone) {
   EXPECT_TRUE(same_bits(plain[2], weight.grad()));
 }
 
-// The prefix, run again for its own loss, writes what it wrote at first; the suffix, run again after
-// that, reads this and not what the code in between had made of it.
+// The prefix, run again for its own loss, writes what it wrote at first; the suffix, run again
+// after that, reads this and not what the code in between had made of it.
 TEST(Pi05Controls, CachedValuesChangedBetweenWriteAndRead) {
   for (const bool insulation : {true, false}) {
     SCOPED_TRACE(insulation);
@@ -164,7 +175,8 @@ TEST(Pi05Controls, RandomStateNotPreserved) {
     step.config.insulation = insulation;
     step.config.dropout = 0.3;
     const auto plain = train(step, plain_way());
-    const auto names = all_but({"pn.", "en.", "aout.", "da_head."}, plain);  // these follow the last layer
+    const auto names = all_but(
+        {"pn.", "en.", "aout.", "da_head."}, plain);  // these follow the last layer
     EXPECT_EQ(names.size(), 68u);
     RerunOptions options;
     options.preserve_rng = false;
@@ -180,7 +192,8 @@ TEST(Pi05Controls, ReentrantWithContainers) {
   const auto plain = train(step, plain_way());
   const auto found = difference(plain, train(step, reentrant_way()));
   EXPECT_EQ(found.missing.size(), 58u);  // every layer's, and what leads to the first
-  EXPECT_EQ(found.wrong, beginning_with({"t1.", "t2."}, plain));  // only the last norm's part arrives
+  EXPECT_EQ(
+      found.wrong, beginning_with({"t1.", "t2."}, plain));  // only the last norm's part arrives
   EXPECT_GT(found.worst, 0.01);
   expect_retape_is_right(step, plain);
 }

@@ -9,8 +9,8 @@ namespace {
 
 using boost::property_tree::ptree;
 
-// Rounding differs between CPUs: the implementation that wrote golden.json misses its own numbers by
-// up to 1.7e-6 of a gradient's norm on another machine.
+// Rounding differs between CPUs: the implementation that wrote golden.json misses its own numbers
+// by up to 1.7e-6 of a gradient's norm on another machine.
 constexpr double kRounding = 4e-6;
 
 void expect_golden(const ptree& golden, const Trained& trained) {
@@ -119,7 +119,8 @@ TEST(Pi05, BackwardReplaysEachLayerAndCallsNone) {
   std::map<std::pair<pi05::CacheUse, int64_t>, int> calls;
   Way way{"counted", {}, {}};
   way.layers = [&](const pi05::LayerFunction& run, const pi05::LayerCall& call) {
-    return pi05::replayed()([&](const pi05::LayerCall& c) { return ++calls[{c.use, c.layer}], run(c); }, call);
+    return pi05::replayed()(
+        [&](const pi05::LayerCall& c) { return ++calls[{c.use, c.layer}], run(c); }, call);
   };
   MeterOptions options;
   options.timeline = true;
@@ -143,7 +144,12 @@ using Cell = std::tuple<pi05::Attention, torch::Dtype, bool, double, int>;
 TrainingStep step_of(const Cell& cell) {
   TrainingStep step;
   step.config.layers = 2;  // a first and a last
-  std::tie(step.config.attention, step.config.dtype, step.config.insulation, step.config.dropout, step.forwards) = cell;
+  std::tie(
+      step.config.attention,
+      step.config.dtype,
+      step.config.insulation,
+      step.config.dropout,
+      step.forwards) = cell;
   return step;
 }
 
@@ -159,12 +165,14 @@ std::vector<std::string> regions_of(const Way& way) {
   if (way.layers) {
     return {"prefix.0", "prefix.1", "suffix.0", "suffix.1"};
   }
-  return way.stacking ? std::vector<std::string>{"layers.0", "layers.1"} : std::vector<std::string>{"step"};
+  return way.stacking ? std::vector<std::string>{"layers.0", "layers.1"}
+                      : std::vector<std::string>{"step"};
 }
 
 class Pi05Matrix : public ::testing::TestWithParam<Cell> {};
 
-// Two forwards: the step runs two, on different batches; verify's order of that name runs the step twice.
+// Two forwards: the step runs two, on different batches; verify's order of that name runs the step
+// twice.
 TEST_P(Pi05Matrix, VerifyIsEqualInEveryOrder) {
   const auto step = step_of(GetParam());
   const std::vector<std::string> orders{
@@ -183,8 +191,8 @@ TEST_P(Pi05Matrix, VerifyIsEqualInEveryOrder) {
     EXPECT_EQ(verdict.kind, Verdict::Kind::Equal) << verdict.explain();
     EXPECT_EQ(verdict.orders, orders);
     EXPECT_TRUE(verdict.skipped.empty());
-    // Of each order two losses, 55 gradients and parameters, the caches and a generator; a second forward has its own
-    // losses and caches.
+    // Of each order two losses, 55 gradients and parameters, the caches and a generator; a second
+    // forward has its own losses and caches.
     EXPECT_EQ(verdict.tensors_compared, 5 * (2 + 2 * 55 + entries + 1) + 2 + entries);
   }
 }

@@ -19,9 +19,9 @@ enum class Order { Joint, MseFirst, CeFirst, MseOnly };  // of the backward pass
 struct TrainingStep {
   pi05::Config config;
   Order order = Order::Joint;
-  int forwards = 1;           // before the first backward, on different batches
-  bool one_cache = false;     // for all forwards; otherwise each has its own
-  bool change_keys = false;   // halved between the two passes, by code that is not the model's
+  int forwards = 1;          // before the first backward, on different batches
+  bool one_cache = false;    // for all forwards; otherwise each has its own
+  bool change_keys = false;  // halved between the two passes, by code that is not the model's
 };
 
 // How layers are called, the policy of a scope around all of forward, if there is one, and how a
@@ -50,9 +50,9 @@ struct Trained {
   Tensor mse, ce;                       // summed over forwards
   std::map<std::string, Tensor> grads;  // by parameter; undefined where none arrived
   Tensor generator_state;
-  int64_t held = 0;                     // bytes, when backward began
-  uint64_t replayed = 0;                // ops, by the scope around forward
-  bool cache_is_forwards = false;       // after backward: the same tensors, the same bits
+  int64_t held = 0;                // bytes, when backward began
+  uint64_t replayed = 0;           // ops, by the scope around forward
+  bool cache_is_forwards = false;  // after backward: the same tensors, the same bits
 };
 
 inline pi05::Losses forward(
@@ -200,7 +200,8 @@ inline Difference difference(const Trained& expected, const Trained& actual) {
 
 // Less was held than in plain training, backward brought it back bit for bit, and the cache is as
 // forward left it.
-inline void expect_recomputed_right(const TrainingStep& step, const Trained& plain, const Way& way) {
+inline void expect_recomputed_right(
+    const TrainingStep& step, const Trained& plain, const Way& way) {
   SCOPED_TRACE(way.name);
   const auto recomputed = train(step, way);
   EXPECT_TRUE(same_bits(plain.mse, recomputed.mse));
@@ -228,7 +229,8 @@ struct Caches {
       for (size_t i = 0; i < caches.size(); ++i) {
         for (const auto& [layer, entry] : caches[i]) {
           const auto& then = before->at(i).at(layer);
-          EXPECT_TRUE(entry.key.is_same(then.key) && entry.value.is_same(then.value)) << "layer " << layer;
+          EXPECT_TRUE(entry.key.is_same(then.key) && entry.value.is_same(then.value))
+              << "layer " << layer;
           named.emplace_back(prefix() + "key", entry.key);
           named.emplace_back(prefix() + "value", entry.value);
         }
@@ -239,8 +241,8 @@ struct Caches {
   }
 };
 
-// The step for retape::verify, whose orders of backward take the place of the step's, unless that is
-// MseOnly. Caches are compared when backward has run, as buffers.
+// The step for retape::verify, whose orders of backward take the place of the step's, unless that
+// is MseOnly. Caches are compared when backward has run, as buffers.
 inline Subject subject_of(const TrainingStep& step, const Way& way) {
   return [=] {
     auto model = model_of(step, way);

@@ -124,7 +124,7 @@ TEST(Policy, KeepOpsCutsReplayThere) {
     loss.backward();
     return scope.stats().ops_replayed;
   };
-  EXPECT_EQ(replayed(drop_all()), 3u);                        // mm, sin, mm
+  EXPECT_EQ(replayed(drop_all()), 3u);                         // mm, sin, mm
   EXPECT_EQ(replayed(drop_all().keep_ops({"aten::mm"})), 1u);  // sin
   EXPECT_EQ(replayed(Policy::none().drop_ops({"aten::sin"})), 1u);
 }
@@ -141,7 +141,9 @@ TEST(Policy, OwnFunctionIsToldWhatItDecidesOn) {
       "block");
   const auto loss = x.mm(x.t()).sin().sum();
   scope.close();
-  EXPECT_EQ(seen, (std::vector<std::string>{"aten::mm block 256", "aten::sin block 256", "aten::sum block 4"}));
+  EXPECT_EQ(
+      seen,
+      (std::vector<std::string>{"aten::mm block 256", "aten::sin block 256", "aten::sum block 4"}));
   EXPECT_EQ(scope.stats().values_dropped, 0u);  // sin saves mm's result, which is kept
 }
 
@@ -149,7 +151,9 @@ TEST(Policy, OwnFunctionDecidesOnVersionsToo) {
   const auto x = leaf({8, 16}).detach();
   std::vector<std::string> seen;
   Recompute scope(Policy::function([&](const ValueInfo& info) {
-    seen.push_back(info.op + " " + std::to_string(c10::multiply_integers(info.sizes)) + " " + std::to_string(info.bytes));
+    seen.push_back(
+        info.op + " " + std::to_string(c10::multiply_integers(info.sizes)) + " " +
+        std::to_string(info.bytes));
     return Decision::Drop;
   }));
   auto y = x * 2;
@@ -183,7 +187,8 @@ TEST(Policy, SelectiveIsAskedOncePerOpWithItsArgumentsAndOutputs) {
       "block");
   auto normed = std::get<0>(torch::native_layer_norm(x, {16}, {}, {}, 1e-5));
   normed.t().exp();
-  EXPECT_EQ(seen, (std::vector<std::string>{"aten::native_layer_norm 3", "aten::t 1", "aten::exp 1"}));
+  EXPECT_EQ(
+      seen, (std::vector<std::string>{"aten::native_layer_norm 3", "aten::t 1", "aten::exp 1"}));
 }
 
 TEST(Policy, SelectiveDecidesByArguments) {
@@ -208,13 +213,15 @@ TEST(Policy, SelectiveDecidesByArguments) {
 TEST(Policy, SelectiveThatThrowsLeavesNothingOpen) {
   const auto x = leaf({8, 8});
   {
-    Recompute scope(Policy::selective([](const OpCall&) -> Decision { throw std::invalid_argument("mine"); }));
+    Recompute scope(
+        Policy::selective([](const OpCall&) -> Decision { throw std::invalid_argument("mine"); }));
     EXPECT_THROW(x.sin(), std::invalid_argument);
     EXPECT_THROW(x.t(), std::invalid_argument);
   }
   EXPECT_FALSE(is_recording());
   EXPECT_THROW(Policy::selective(nullptr), UsageError);
-  EXPECT_EQ(Policy::selective([](const OpCall&) { return Decision::Keep; }).describe(), "selective");
+  EXPECT_EQ(
+      Policy::selective([](const OpCall&) { return Decision::Keep; }).describe(), "selective");
 }
 
 TEST(Policy, DefaultNamesTheOverloadWithoutAName) {
@@ -259,8 +266,10 @@ TEST(Policy, NestedScopesCompose) {
   for (const auto& outer : all) {
     for (const auto& inner : all) {
       const auto grads = step(&outer, &inner);
-      EXPECT_TRUE(same_bits(plain.first, grads.first)) << outer.describe() << " / " << inner.describe();
-      EXPECT_TRUE(same_bits(plain.second, grads.second)) << outer.describe() << " / " << inner.describe();
+      EXPECT_TRUE(same_bits(plain.first, grads.first))
+          << outer.describe() << " / " << inner.describe();
+      EXPECT_TRUE(same_bits(plain.second, grads.second))
+          << outer.describe() << " / " << inner.describe();
     }
   }
 }
@@ -288,7 +297,8 @@ TEST(Policy, WhatARegionLeavesToTheScopeAroundItIsKeptThere) {
   EXPECT_EQ(replayed(Policy::full()), Result(1, 1, 1));
   EXPECT_EQ(replayed(Policy::cheap()), Result(1, 1, 1));
   EXPECT_EQ(replayed(drop_all()), Result(3, 0, 2));
-  EXPECT_EQ(replayed(Policy::function([](const ValueInfo&) { return Decision::Drop; })), Result(3, 0, 2));
+  EXPECT_EQ(
+      replayed(Policy::function([](const ValueInfo&) { return Decision::Drop; })), Result(3, 0, 2));
 }
 
 TEST(Policy, WhatARegionLeavesAndOnlyItsRecipesReadIsKeptToo) {
@@ -368,7 +378,8 @@ TEST(Policy, AResultThatWasKeptAndIsGoneIsNotWrittenByReplayOfTheOthers) {
     others.push_back(torch::ones({100 + i}) * 2);
   }
   normed_loss.backward();
-  EXPECT_TRUE(same_bits(x.grad(), std::get<0>(torch::native_layer_norm(x.detach() * 2, {64}, {}, {}, 1e-5))));
+  EXPECT_TRUE(same_bits(
+      x.grad(), std::get<0>(torch::native_layer_norm(x.detach() * 2, {64}, {}, {}, 1e-5))));
 }
 
 TEST(Policy, WhatIsCountedAsKeptIsWhatIsHeld) {

@@ -9,12 +9,15 @@ namespace retape::testing {
 namespace {
 
 TEST(Record, ChainOfPointwiseOps) {
-  expect_same([](const auto& x) { return (x[0] * 2).sin().exp().tanh().sigmoid().sum(); }, {leaf({5, 7})});
+  expect_same(
+      [](const auto& x) { return (x[0] * 2).sin().exp().tanh().sigmoid().sum(); }, {leaf({5, 7})});
 }
 
 TEST(Record, SavedOutputsAreBoundWhenTheirOpEnds) {
   expect_same(
-      [](const auto& x) { return torch::softmax(x[0] * 3, -1).mul(torch::rsqrt(x[0].exp() + 1)).sum(); },
+      [](const auto& x) {
+        return torch::softmax(x[0] * 3, -1).mul(torch::rsqrt(x[0].exp() + 1)).sum();
+      },
       {leaf({4, 9})});
 }
 
@@ -45,7 +48,8 @@ TEST(Record, ListAndOptionalListArguments) {
         const auto rows = torch::tensor({2, 0, 1, 1});
         const c10::List<std::optional<Tensor>> places({rows, std::optional<Tensor>()});
         joined = torch::index_put(joined, places, x[1].sum()).sin();
-        return torch::stack({joined.index({rows}).sin(), joined.index({rows, torch::indexing::Slice()}).cos()})
+        return torch::stack({joined.index({rows}).sin(),
+                             joined.index({rows, torch::indexing::Slice()}).cos()})
             .square()
             .sum();
       },
@@ -66,8 +70,8 @@ TEST(Record, InPlaceMakesANewVersion) {
 TEST(Record, OldVersionIsStillThereForWhatReadIt) {
   expect_same(
       [](const auto& x) {
-        auto y = x[0] + 1;        // add saves nothing
-        auto z = (y * 2).exp();   // reads the first version
+        auto y = x[0] + 1;       // add saves nothing
+        auto z = (y * 2).exp();  // reads the first version
         y.mul_(5);
         return (z.sin() * y.cos()).sum();
       },
@@ -145,7 +149,8 @@ TEST(Record, DataAliasWriteIsSeenAsAutogradSeesIt) {
         y.data().mul_(3);
         return z.sum();
       },
-      {leaf({3})}, /*replays=*/false);
+      {leaf({3})},
+      /*replays=*/false);
 }
 
 TEST(Record, BatchNormMovesItsStatisticsOnce) {
@@ -226,7 +231,8 @@ TEST(Record, NoiseFromAPrivateGenerator) {
 
 TEST(Record, RReluNoiseIsWhatItsKernelWrote) {
   expect_same(
-      [](const auto& x) { return torch::rrelu(x[0] * 2, 0.1, 0.4, true).sin().sum(); }, {leaf({16, 16})});
+      [](const auto& x) { return torch::rrelu(x[0] * 2, 0.1, 0.4, true).sin().sum(); },
+      {leaf({16, 16})});
 }
 
 TEST(Record, UninitializedMemoryIsNeverReplayed) {
@@ -304,9 +310,12 @@ TEST(Record, StatisticsThatReplayWouldMoveAreNotTheCallers) {
     var.fill_(1);
     const auto outcome = run(
         [&](const auto& x) {
-          return torch::batch_norm(x[0] * 2, x[1], x[2], mean, var, true, 0.1, 1e-5, false).sin().sum();
+          return torch::batch_norm(x[0] * 2, x[1], x[2], mean, var, true, 0.1, 1e-5, false)
+              .sin()
+              .sum();
         },
-        leaves, how);
+        leaves,
+        how);
     return std::make_tuple(mean.clone(), var.clone(), outcome.grads[0], outcome.stats.ops_replayed);
   };
   const auto [plain_mean, plain_var, plain_grad, none] = once(nullptr);
@@ -341,7 +350,9 @@ TEST(Record, BatchNormInEvaluationReadsItsStatistics) {
   const auto var = leaf({4}, 4).detach().square() + 1;
   expect_same(
       [&](const auto& x) {
-        return torch::batch_norm(x[0] * 2, x[1], x[2], mean, var, false, 0.1, 1e-5, false).sin().sum();
+        return torch::batch_norm(x[0] * 2, x[1], x[2], mean, var, false, 0.1, 1e-5, false)
+            .sin()
+            .sum();
       },
       {leaf({8, 4}), leaf({4}, 8), leaf({4}, 9)});
 }
@@ -403,7 +414,8 @@ TEST(Record, AnOutVariantThatReadsMemoryThatNobodyWrote) {
         torch::add_out(y, y, x[0].detach());
         return (y.sin() * x[0]).exp().sum();
       },
-      {leaf({3, 3})}, /*replays=*/true);
+      {leaf({3, 3})},
+      /*replays=*/true);
 }
 
 TEST(Record, ValuesStayKnownHoweverManyThereAre) {

@@ -79,8 +79,10 @@ TEST(Rerun, DrawsTheNumbersThatForwardDrew) {
 TEST(Rerun, LeavesGeneratorsWhereForwardLeftThem) {
   for (const bool reentrant : {false, true}) {
     const auto x = leaf({8});
-    const auto y =
-        checkpoint(rerun(reentrant), [](const Tensor& t) { return torch::dropout(t.sin(), 0.5, true).exp(); }, x);
+    const auto y = checkpoint(
+        rerun(reentrant),
+        [](const Tensor& t) { return torch::dropout(t.sin(), 0.5, true).exp(); },
+        x);
     const auto before = at::detail::getDefaultCPUGenerator().get_state();
     y.sum().backward();
     EXPECT_TRUE(same_bits(before, at::detail::getDefaultCPUGenerator().get_state()));
@@ -95,7 +97,10 @@ TEST(Rerun, BatchNormStatisticsMoveOnce) {
   for (const bool reentrant : {false, true}) {
     torch::nn::BatchNorm1d norm(8), plain(8);
     const auto x = leaf({16, 8}), same = leaf({16, 8});
-    checkpoint(rerun(reentrant), [&](const Tensor& t) { return norm(t.sin()).exp(); }, x).sum().backward();
+    checkpoint(
+        rerun(reentrant), [&](const Tensor& t) { return norm(t.sin()).exp(); }, x)
+        .sum()
+        .backward();
     plain(same.sin()).exp().sum().backward();
     EXPECT_TRUE(same_bits(plain->running_mean, norm->running_mean));
     EXPECT_TRUE(same_bits(plain->running_var, norm->running_var));
@@ -166,7 +171,8 @@ TEST(Rerun, AnotherResultIsAMismatchThatNamesOpAndValues) {
     FAIL() << "the second run differs";
   } catch (const ReplayMismatch& error) {
     const std::string text = error.what();
-    for (const auto* part : {"region \"here\"", "aten::exp", "Float [4]", "was", "is now", "Fix:"}) {
+    for (const auto* part :
+         {"region \"here\"", "aten::exp", "Float [4]", "was", "is now", "Fix:"}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
     }
   }
@@ -264,7 +270,9 @@ TEST(Rerun, NestedInputsAreNotHeld) {
   const auto x = leaf({1024, 1024});
   MemoryMeter meter;
   const auto y = checkpoint(
-      rerun(), [&](const Tensor& t) { return checkpoint(rerun(), body, checkpoint(rerun(), body, t * 2)); }, x);
+      rerun(),
+      [&](const Tensor& t) { return checkpoint(rerun(), body, checkpoint(rerun(), body, t * 2)); },
+      x);
   EXPECT_EQ(meter.current(), 4 << 20);  // y
 }
 
@@ -272,7 +280,9 @@ TEST(Rerun, MasksAreNotHeld) {
   const auto x = leaf({1024, 1024});
   MemoryMeter meter;
   const auto y = checkpoint(
-      rerun(), [](const Tensor& t) { return t.masked_fill(t.detach() > 0, 0.5).exp() * t.detach().sin(); }, x);
+      rerun(),
+      [](const Tensor& t) { return t.masked_fill(t.detach() > 0, 0.5).exp() * t.detach().sin(); },
+      x);
   EXPECT_EQ(meter.current(), 4 << 20);  // y
 }
 

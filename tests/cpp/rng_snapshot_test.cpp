@@ -1,5 +1,5 @@
-// How the state of a generator is put back for one op. Its symbols are hidden, so its source is compiled
-// into the tests.
+// How the state of a generator is put back for one op. Its symbols are hidden, so its source is
+// compiled into the tests.
 #include "tape/rng_snapshot.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -13,7 +13,9 @@ namespace {
 
 // A generator that cannot be put back, as one of a device that has been lost.
 struct LostGenerator final : at::CPUGeneratorImpl {
-  void set_state(const c10::TensorImpl&) override { throw std::runtime_error("the device is lost"); }
+  void set_state(const c10::TensorImpl&) override {
+    throw std::runtime_error("the device is lost");
+  }
 };
 
 TEST(RngSnapshot, ARewindThatFailsLeavesOthersFree) {

@@ -36,7 +36,8 @@ CheckpointOptions in_rows(const Rows& rows) {
   return options;
 }
 
-void expect_close(const std::vector<Tensor>& found, const std::vector<Tensor>& plain, double bound) {
+void expect_close(
+    const std::vector<Tensor>& found, const std::vector<Tensor>& plain, double bound) {
   ASSERT_EQ(found.size(), plain.size());
   for (size_t i = 0; i < plain.size(); ++i) {
     const double scale = plain[i].abs().max().item<double>();
@@ -64,7 +65,8 @@ TEST(Rows, CallsTheFunctionOnceAndHoldsNothingOfItsInside) {
   const auto x = torch::randn({64, 8}, torch::kDouble).set_requires_grad(true);
   int calls = 0;
   MemoryMeter meter;
-  const auto y = checkpoint(in_rows(Rows(4)), [&](const Tensor& t) { return ++calls, swiglu(w, t); }, x);
+  const auto y = checkpoint(
+      in_rows(Rows(4)), [&](const Tensor& t) { return ++calls, swiglu(w, t); }, x);
   EXPECT_EQ(meter.current(), static_cast<int64_t>(y.nbytes()));
   y.sum().backward();
   EXPECT_EQ(calls, 1);
@@ -72,7 +74,9 @@ TEST(Rows, CallsTheFunctionOnceAndHoldsNothingOfItsInside) {
 
 TEST(Rows, TakesAnyResultThatHoldsTensors) {
   const auto x = torch::randn({6, 8}, torch::kDouble).set_requires_grad(true);
-  const auto both = [](const std::vector<Tensor>& t) { return std::make_tuple(t[0].sin(), 3, t[0].exp()); };
+  const auto both = [](const std::vector<Tensor>& t) {
+    return std::make_tuple(t[0].sin(), 3, t[0].exp());
+  };
   const auto [a, n, b] = checkpoint(in_rows(Rows(4, true)), both, std::vector<Tensor>{x});
   EXPECT_EQ(n, 3);
   const auto found = torch::autograd::grad({(a * b).sum()}, {x});

@@ -26,13 +26,15 @@ inline ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b) {
     return ::testing::AssertionSuccess();
   }
   if (a.sizes() != b.sizes() || a.dtype() != b.dtype()) {
-    return ::testing::AssertionFailure() << a.toString() << a.sizes() << " against " << b.toString() << b.sizes();
+    return ::testing::AssertionFailure()
+        << a.toString() << a.sizes() << " against " << b.toString() << b.sizes();
   }
   const auto x = a.detach().contiguous();
   const auto y = b.detach().contiguous();
   if (std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) != 0) {
-    return ::testing::AssertionFailure() << "bits differ, largest difference "
-                                         << (x.to(torch::kDouble) - y.to(torch::kDouble)).abs().max();
+    return ::testing::AssertionFailure()
+        << "bits differ, largest difference "
+        << (x.to(torch::kDouble) - y.to(torch::kDouble)).abs().max();
   }
   return ::testing::AssertionSuccess();
 }
@@ -71,7 +73,8 @@ inline Outcome run(const Step& step, const std::vector<Tensor>& leaves, const Po
   return outcome;
 }
 
-// Bitwise the same under every policy; `replays` says that dropping everything did replay something.
+// Bitwise the same under every policy; `replays` says that dropping everything did replay
+// something.
 inline void expect_same(const Step& step, const std::vector<Tensor>& leaves, bool replays = true) {
   const auto plain = run(step, leaves, nullptr);
   ASSERT_TRUE(plain.grads[0].defined());

@@ -40,7 +40,9 @@ TEST(Threads, BackwardOnAnotherThread) {
 }
 
 TEST(Threads, TwoBackwardsOfOneTapeAtTheSameTime) {
-  const auto about_one = [] { return torch::ones({1}).exp().log(); };  // which is not one on every CPU
+  const auto about_one = [] {
+    return torch::ones({1}).exp().log();
+  };  // which is not one on every CPU
   const auto expected = [&](double factor) {
     const auto x = leaf({32, 32});
     (((x * 1.5) * about_one()).exp().sin() * factor).tanh().sum().backward();
@@ -72,7 +74,9 @@ TEST(Threads, EachThreadHasItsOwnTape) {
       for (int step = 0; step < 20; ++step) {
         const auto x = leaf({16, 16}, static_cast<uint64_t>(t));
         const auto y = leaf({16, 16}, static_cast<uint64_t>(t));
-        const auto f = [](const Tensor& v) { return torch::softmax((v * 2).sin().exp(), -1).square().sum(); };
+        const auto f = [](const Tensor& v) {
+          return torch::softmax((v * 2).sin().exp(), -1).square().sum();
+        };
         f(x).backward();
         Tensor loss;
         {

@@ -26,7 +26,7 @@ void expect_has(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-// ---- whose it is ----------------------------------------------------------------------------
+// ---- whose it is
 
 // Hooks of the user, as far as a process without Python can have them.
 struct UsersHooks {
@@ -100,7 +100,7 @@ TEST(Token, AScopeThatIsOpenedInsideABackwardRecordsWhatRunsThere) {
   EXPECT_TRUE(same_bits(plain.grad(), inner.grad()));
 }
 
-// ---- what it counts as ----------------------------------------------------------------------
+// ---- what it counts as
 
 TEST(Token, KeptAndDroppedAddUpToWhatWasSaved) {
   const auto x = mib();
@@ -124,7 +124,9 @@ TEST(Token, AValueThatIsSavedTwiceCountsOnce) {
 }
 
 TEST(Token, GivenAreLeavesAndTheirViews) {
-  const auto given = [](const std::function<Tensor()>& forward) { return stats_of(forward).bytes_given / kMiB; };
+  const auto given = [](const std::function<Tensor()>& forward) {
+    return stats_of(forward).bytes_given / kMiB;
+  };
   const auto x = mib();
   const auto buffer = mib(8).detach();
   const auto outside = mib(9).exp();
@@ -148,7 +150,7 @@ TEST(Token, WhatTheScopeBeforeMadeIsGivenToTheNext) {
   EXPECT_EQ(stats.values_dropped, 1u);
 }
 
-// ---- what it notices ------------------------------------------------------------------------
+// ---- what it notices
 
 TEST(Token, AnErrorNamesTheTensorThatChanged) {
   auto w = leaf({3, 5});
@@ -162,7 +164,9 @@ TEST(Token, AnErrorNamesTheTensorThatChanged) {
     torch::NoGradGuard guard;
     w.add_(1);
   }
-  expect_has(text_of([&] { loss.backward(); }), "[CPUFloatType [3, 5]] is at version 1; expected version 0");
+  expect_has(
+      text_of([&] { loss.backward(); }),
+      "[CPUFloatType [3, 5]] is at version 1; expected version 0");
 }
 
 TEST(Token, AChangeBetweenBackwardAndDoubleBackwardRaises) {
@@ -260,7 +264,7 @@ TEST(Token, AWriteToWhatBackwardWasGivenIsNotReplayedFrom) {
   EXPECT_TRUE(same_bits(step(leaf({4}), false), step(leaf({4}), true)));
 }
 
-// ---- how long what it brings back lives -----------------------------------------------------
+// ---- how long what it brings back lives
 
 TEST(Token, ARetainedGraphHoldsNothingThatItReplayed) {
   const auto x = mib();
@@ -331,22 +335,27 @@ TEST(Token, AUseThatDiedAfterItsPassLeavesTheOthersAsTheyWere) {
   first = Tensor();
   const auto before = scope.stats().ops_replayed;
   second.backward({}, /*retain_graph=*/true);
-  EXPECT_EQ(scope.stats().ops_replayed - before, 2u);  // sin once more: its bytes went with the pass
+  EXPECT_EQ(
+      scope.stats().ops_replayed - before, 2u);  // sin once more: its bytes went with the pass
   x.mutable_grad() = Tensor();
   EXPECT_EQ(meter.current(), 4);
 }
 
-// ---- tensors that no recipe knows -----------------------------------------------------------
+// ---- tensors that no recipe knows
 
 Tensor sparse(const Tensor& values) {
   return torch::sparse_coo_tensor(torch::tensor({{0, 1, 2}, {2, 0, 1}}), values, {3, 3});
 }
 
 TEST(Token, SparseTensorsAreSavedAsTheyAre) {
-  expect_same([](const auto& x) { return torch::mm(sparse(torch::ones({3})), x[0].sin()).sum(); }, {leaf({3, 3})}, /*replays=*/false);
+  expect_same(
+      [](const auto& x) { return torch::mm(sparse(torch::ones({3})), x[0].sin()).sum(); },
+      {leaf({3, 3})},
+      /*replays=*/false);
   expect_same(
       [](const auto& x) { return torch::_sparse_mm(sparse(x[1] * 2), x[0].sin()).sum(); },
-      {leaf({3, 3}), leaf({3}, 8)}, /*replays=*/false);
+      {leaf({3, 3}), leaf({3}, 8)},
+      /*replays=*/false);
 }
 
 TEST(Token, NestedTensorsAreSavedAsTheyAre) {
@@ -355,7 +364,8 @@ TEST(Token, NestedTensorsAreSavedAsTheyAre) {
         const auto nested = at::_nested_tensor_from_tensor_list({x[1] * 2, x[2] * 2});
         return (at::nested_to_padded_tensor(nested.tanh(), 0.0) * x[0].sin()).sum();
       },
-      {leaf({2, 3, 4}), leaf({3, 4}, 8).detach(), leaf({2, 4}, 9).detach()}, /*replays=*/false);
+      {leaf({2, 3, 4}), leaf({3, 4}, 8).detach(), leaf({2, 4}, 9).detach()},
+      /*replays=*/false);
 }
 
 TEST(Token, ASparseResultThatItsOwnOpSavedDoesNotHoldItself) {
@@ -382,7 +392,8 @@ TEST(Token, ASparseTensorThatChangedRaisesWhatAutogradRaises) {
   mask.mul_(2);
   expect_has(
       text_of([&] { loss.backward(); }),
-      "modified by an inplace operation: [SparseCPUFloatType [3, 3]] is at version 1; expected version 0 instead");
+      "modified by an inplace operation: [SparseCPUFloatType [3, 3]] is at version 1; expected "
+      "version 0 instead");
 }
 
 }  // namespace

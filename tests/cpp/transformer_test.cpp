@@ -38,7 +38,10 @@ struct Trained {
 
 // One step. The model's owner lets go of it before backward.
 template <typename Which>
-Trained train(typename Which::Config config, models::Stacking stacking = {}, std::optional<Policy> policy = {}) {
+Trained train(
+    typename Which::Config config,
+    models::Stacking stacking = {},
+    std::optional<Policy> policy = {}) {
   config.stacking = std::move(stacking);
   auto model = made<Which>(config);
   const auto ids = transformer::closed_form_ids(config);
@@ -256,7 +259,8 @@ TEST(Moe, TheBalanceLossIsOneForExpertsThatAreAlikeAndMoreForAFavourite) {
   const auto alike = torch::full({4, 4}, 0.25);
   EXPECT_FLOAT_EQ(moe::balance_loss({alike, chosen, {}}).item<float>(), 1);
   const auto favourite = torch::tensor({0.7, 0.1, 0.1, 0.1}, torch::kFloat32).repeat({4, 1});
-  EXPECT_FLOAT_EQ(moe::balance_loss({favourite, torch::zeros_like(chosen), {}}).item<float>(), 2.8f);
+  EXPECT_FLOAT_EQ(
+      moe::balance_loss({favourite, torch::zeros_like(chosen), {}}).item<float>(), 2.8f);
 }
 
 TEST(Moe, ExpertsPerTokenAreSomeOfThem) {
@@ -288,8 +292,8 @@ TEST(Moe, WhatASecondRunPutsOnTheListDoesNotReachTheNextForward) {
   EXPECT_TRUE(same_bits(first.ce, last.ce));
 }
 
-// A first run without a graph leaves balance losses without one: silently, routers and all before them
-// are not told to balance.
+// A first run without a graph leaves balance losses without one: silently, routers and all before
+// them are not told to balance.
 TEST(Moe, ReentrantRerunsLoseTheBalanceLossesGradient) {
   const moe::Config config;
   const auto plain = train<Moe>(config);

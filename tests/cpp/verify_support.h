@@ -66,12 +66,12 @@ inline bool says(const std::vector<std::string>& reasons, const std::string& tex
   });
 }
 
-#define EXPECT_VACUOUS(verdict, text)                                       \
-  do {                                                                      \
-    const auto seen = verdict;                                              \
-    EXPECT_EQ(seen.kind, Kind::Vacuous) << seen.explain();                  \
-    EXPECT_TRUE(says(seen.vacuous, text)) << seen.explain();                \
-    EXPECT_NE(seen.explain().find(text), std::string::npos);                \
+#define EXPECT_VACUOUS(verdict, text)                        \
+  do {                                                       \
+    const auto seen = verdict;                               \
+    EXPECT_EQ(seen.kind, Kind::Vacuous) << seen.explain();   \
+    EXPECT_TRUE(says(seen.vacuous, text)) << seen.explain(); \
+    EXPECT_NE(seen.explain().find(text), std::string::npos); \
   } while (false)
 
 }  // namespace retape::testing

@@ -19,9 +19,11 @@ TEST(Verify, EqualOnABlockWithAttentionBatchNormAndDropout) {
   options.regions = {"step"};
   for (const auto& policy : {Policy::full(), drop_all(), Policy::cheap()}) {
     options.policy = policy;
-    const auto verdict = verify(subject(*block, [&] { return block->forward(x).square().mean(); }, parts), options);
+    const auto verdict = verify(
+        subject(*block, [&] { return block->forward(x).square().mean(); }, parts), options);
     EXPECT_EQ(verdict.kind, Kind::Equal) << policy.describe() << "\n" << verdict.explain();
-    EXPECT_EQ(verdict.tensors_compared, 1u + 2 * (8 + 1) + 3 + 1) << "loss, leaves and gradients, buffers, generator";
+    EXPECT_EQ(verdict.tensors_compared, 1u + 2 * (8 + 1) + 3 + 1)
+        << "loss, leaves and gradients, buffers, generator";
     EXPECT_GT(verdict.ops_replayed, 0u);
     EXPECT_GT(verdict.values_checked, 0u);
     EXPECT_EQ(verdict.orders, std::vector<std::string>{"backward"});
@@ -35,7 +37,8 @@ TEST(Verify, EqualWhereTheStepRecomputesByItself) {
     LayerOptions layers;
     layers.checkpoint.method = method;
     enable(*block, layers);
-    const auto verdict = verify(*block, [&] { return block->forward(x).square().mean(); }, by_itself());
+    const auto verdict = verify(
+        *block, [&] { return block->forward(x).square().mean(); }, by_itself());
     EXPECT_EQ(verdict.kind, Kind::Equal) << verdict.explain();
     EXPECT_EQ(verdict.reruns > 0, method == Method::Rerun);
   }
@@ -138,7 +141,9 @@ TEST(Verify, DifferentSaysWhichHowManyHowFarAndWhere) {
   EXPECT_EQ(gradient.plain, "1");
   EXPECT_EQ(gradient.recomputed, "1.00000012");
   EXPECT_NE(
-      verdict.explain().find("gradient \"w\": 1 of 4 elements, at most 1 ulp apart, first at [2]: 1 against 1.00000012"),
+      verdict.explain().find(
+          "gradient \"w\": 1 of 4 elements, at most 1 ulp apart, first at [2]: 1 against "
+          "1.00000012"),
       std::string::npos)
       << verdict.explain();
 }
@@ -146,7 +151,9 @@ TEST(Verify, DifferentSaysWhichHowManyHowFarAndWhere) {
 TEST(Verify, AGradientThatIsMissingDiffersFromZeros) {
   const auto idle = torch::ones({2}).set_requires_grad(true);
   const auto verdict = verify(step_of(
-      [&](const Tensor& w) { return square_sin(w) + (is_recording() ? (idle * 0).sum() : torch::zeros({})); },
+      [&](const Tensor& w) {
+        return square_sin(w) + (is_recording() ? (idle * 0).sum() : torch::zeros({}));
+      },
       {{"idle", idle}}));
   ASSERT_EQ(verdict.kind, Kind::Different);
   EXPECT_EQ(verdict.differences.back().name, "idle");
@@ -174,7 +181,8 @@ TEST(Verify, OutputsParametersBuffersAndGeneratorsAreComparedToo) {
         if (is("parameter")) {
           frozen.add_(1);
         }
-        return retape::Outcome{{{"loss", square_sin(w)}}, {{"y", torch::full({2}, is("output") ? 1 : 0)}}};
+        return retape::Outcome{
+            {{"loss", square_sin(w)}}, {{"y", torch::full({2}, is("output") ? 1 : 0)}}};
       };
       return start;
     });
@@ -226,7 +234,8 @@ TEST(Verify, AnErrorOfTheRecomputedRunIsADifference) {
 
 TEST(Verify, AnErrorOfThePlainRunPassesThrough) {
   EXPECT_THROW(
-      verify(step_of([](const Tensor&) -> Tensor { throw std::logic_error("plain"); })), std::logic_error);
+      verify(step_of([](const Tensor&) -> Tensor { throw std::logic_error("plain"); })),
+      std::logic_error);
   EXPECT_FALSE(is_eager());
 }
 
@@ -250,7 +259,8 @@ TEST(Verify, StepsAreComparedOneByOne) {
   };
   const auto right = verify(subject(*block, step, parts), options);
   EXPECT_EQ(right.kind, Kind::Equal) << right.explain();
-  EXPECT_EQ(right.tensors_compared, 3u * (1 + 8 + 8 + 3 + 1)) << "parameters after the optimizer as well";
+  EXPECT_EQ(right.tensors_compared, 3u * (1 + 8 + 8 + 3 + 1))
+      << "parameters after the optimizer as well";
   wrong = true;
   const auto verdict = verify(subject(*block, step, parts), options);
   ASSERT_EQ(verdict.kind, Kind::Different);
@@ -281,7 +291,8 @@ TEST(Verify, OrdersFindWhatOneBackwardDoesNot) {
   EXPECT_EQ(verify(tired, options).kind, Kind::Equal);
   options.orders = true;
   const auto verdict = verify(tired, options);
-  EXPECT_EQ(verdict.orders, (std::vector<std::string>{"backward", "backward twice", "two forwards"}));
+  EXPECT_EQ(
+      verdict.orders, (std::vector<std::string>{"backward", "backward twice", "two forwards"}));
   ASSERT_EQ(verdict.differences.size(), 1u) << verdict.explain();
   EXPECT_EQ(verdict.differences[0].order, "backward twice");
 }
@@ -295,7 +306,8 @@ Subject with_losses(size_t count) {
       const auto h = w.square().sin();
       retape::Outcome outcome;
       for (size_t i = 0; i < count; ++i) {
-        outcome.losses.emplace_back(std::string(1, static_cast<char>('a' + i)), (h * double(i + 1)).exp().sum());
+        outcome.losses.emplace_back(
+            std::string(1, static_cast<char>('a' + i)), (h * double(i + 1)).exp().sum());
       }
       return outcome;
     };
@@ -310,18 +322,23 @@ TEST(Verify, LossesApartRunInEveryOrder) {
   EXPECT_EQ(two.kind, Kind::Equal) << two.explain();
   EXPECT_EQ(
       two.orders,
-      (std::vector<std::string>{"backward", "losses a, b", "losses b, a", "backward twice", "two forwards"}));
+      (std::vector<std::string>{
+          "backward", "losses a, b", "losses b, a", "backward twice", "two forwards"}));
   EXPECT_EQ(verify(with_losses(3), options).orders.size(), 3u + 6);
   EXPECT_EQ(verify(with_losses(4), options).orders.size(), 3u + 24);
   const auto five = verify(with_losses(5), options);
   EXPECT_EQ(five.kind, Kind::Equal) << five.explain();
   EXPECT_EQ(five.orders.size(), 3u + 2 * 5);
   for (const std::string loss : {"a", "b", "c", "d", "e"}) {
-    const auto times = [&](auto matches) { return std::count_if(five.orders.begin(), five.orders.end(), matches); };
-    EXPECT_EQ(times([&](const auto& order) { return order.starts_with("losses " + loss); }), 2) << loss;
+    const auto times = [&](auto matches) {
+      return std::count_if(five.orders.begin(), five.orders.end(), matches);
+    };
+    EXPECT_EQ(times([&](const auto& order) { return order.starts_with("losses " + loss); }), 2)
+        << loss;
     EXPECT_EQ(times([&](const auto& order) { return order.ends_with(", " + loss); }), 2) << loss;
   }
-  EXPECT_EQ(std::set<std::string>(five.orders.begin(), five.orders.end()).size(), five.orders.size());
+  EXPECT_EQ(
+      std::set<std::string>(five.orders.begin(), five.orders.end()).size(), five.orders.size());
 }
 
 TEST(Verify, AnOrderThatOnlyThePlainRunRefusesIsDifferent) {
@@ -390,13 +407,15 @@ TEST(Verify, AnOrderThatThePlainRunRefusesIsSkipped) {
       options);
   EXPECT_EQ(verdict.kind, Kind::Equal) << verdict.explain();
   ASSERT_EQ(verdict.skipped.size(), 1u);
-  EXPECT_TRUE(says(verdict.skipped, "two forwards: one of the variables needed for gradient computation"));
+  EXPECT_TRUE(
+      says(verdict.skipped, "two forwards: one of the variables needed for gradient computation"));
 }
 
 TEST(Verify, PrivateGeneratorsBeginAlike) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(5);
   const auto before = generator.get_state();
-  auto draws = step_of([=](const Tensor& w) { return (w * torch::rand({4}, generator)).sin().sum(); });
+  auto draws = step_of(
+      [=](const Tensor& w) { return (w * torch::rand({4}, generator)).sin().sum(); });
   EXPECT_VACUOUS(verify(draws), "the plain run differs from itself in loss \"loss\"");
   generator.set_state(before);
   const auto verdict = verify([&] {
@@ -409,7 +428,8 @@ TEST(Verify, PrivateGeneratorsBeginAlike) {
 }
 
 TEST(Verify, ATolerancePassesSmallDifferencesAndSaysSo) {
-  const auto nearly = step_of([](const Tensor& w) { return square_sin(w) * (is_recording() ? 1.0001 : 1); });
+  const auto nearly = step_of(
+      [](const Tensor& w) { return square_sin(w) * (is_recording() ? 1.0001 : 1); });
   EXPECT_EQ(verify(nearly).kind, Kind::Different);
   VerifyOptions options;
   options.tolerance[torch::kFloat32] = {1e-3, 1e-6};
@@ -429,7 +449,8 @@ TEST(Verify, RefusesToRunWhereItCannotCompare) {
     Eager eager;
     EXPECT_THROW(verify(step), UsageError);
   }
-  EXPECT_THROW(verify(step_of([](const Tensor& w) { return w.sin(); })), UsageError) << "four losses in one";
+  EXPECT_THROW(verify(step_of([](const Tensor& w) { return w.sin(); })), UsageError)
+      << "four losses in one";
   EXPECT_THROW(verify(step_of(square_sin, {{"made", leaf({2}) * 2}})), UsageError) << "not a leaf";
   EXPECT_THROW(verify([] { return Start(); }), UsageError);
 }
@@ -442,7 +463,8 @@ TEST(ExpectSameGradients, FailsWithTheExplanation) {
     options.policy = Policy::none();
     return options;
   }();
-  EXPECT_NONFATAL_FAILURE(EXPECT_SAME_GRADIENTS(step_of(square_sin), none), "policy none drops nothing");
+  EXPECT_NONFATAL_FAILURE(
+      EXPECT_SAME_GRADIENTS(step_of(square_sin), none), "policy none drops nothing");
 }
 
 }  // namespace

@@ -22,11 +22,13 @@ TEST(VerifyVacuity, NoLossRequiresAGradient) {
 TEST(VerifyVacuity, ThePolicyDropsNothing) {
   VerifyOptions options;
   options.policy = Policy::none();
-  EXPECT_VACUOUS(verify(step_of(square_sin), options), "nothing was replayed: policy none drops nothing");
+  EXPECT_VACUOUS(
+      verify(step_of(square_sin), options), "nothing was replayed: policy none drops nothing");
 }
 
 TEST(VerifyVacuity, NothingIsRecomputedInAPlainStep) {
-  EXPECT_VACUOUS(verify(step_of(square_sin), by_itself()), "no scope, checkpoint or layer was entered");
+  EXPECT_VACUOUS(
+      verify(step_of(square_sin), by_itself()), "no scope, checkpoint or layer was entered");
 }
 
 TEST(VerifyVacuity, LayersAreOffInEvalMode) {
@@ -35,17 +37,22 @@ TEST(VerifyVacuity, LayersAreOffInEvalMode) {
   block->eval();
   const auto x = leaf({3, 5, 8});
   EXPECT_VACUOUS(
-      verify(*block, [&] { return block->forward(x).square().mean(); }, by_itself()), "in eval mode layers are plain");
+      verify(
+          *block, [&] { return block->forward(x).square().mean(); }, by_itself()),
+      "in eval mode layers are plain");
 }
 
 TEST(VerifyVacuity, EverythingThatIsNeededWasKept) {
-  EXPECT_VACUOUS(verify(step_of([](const Tensor& w) { return (w * 2).sum(); })), "backward found all that it needed kept");
+  EXPECT_VACUOUS(
+      verify(step_of([](const Tensor& w) { return (w * 2).sum(); })),
+      "backward found all that it needed kept");
 }
 
 TEST(VerifyVacuity, ARegionNeverRan) {
   VerifyOptions options;
   options.regions = {"step", "decoder"};
-  EXPECT_VACUOUS(verify(step_of(square_sin), options), "region \"decoder\" never ran; these did: \"step\"");
+  EXPECT_VACUOUS(
+      verify(step_of(square_sin), options), "region \"decoder\" never ran; these did: \"step\"");
 }
 
 TEST(VerifyVacuity, OfARegionNothingWasRecomputed) {
@@ -68,7 +75,8 @@ TEST(VerifyVacuity, ALeafIsDeadInBothRuns) {
   const auto unused = leaf({2}), zero = leaf({2}), nan = leaf({2});
   const auto step = step_of(
       [=](const Tensor& w) {
-        return square_sin(w) + (zero * 0).sum() + (nan * std::numeric_limits<float>::quiet_NaN()).sum();
+        return square_sin(w) + (zero * 0).sum() +
+            (nan * std::numeric_limits<float>::quiet_NaN()).sum();
       },
       {{"block.unused", unused}, {"block.zero", zero}, {"nan", nan}, {"data", torch::ones({2})}});
   const auto verdict = verify(step);
@@ -95,7 +103,8 @@ TEST(VerifyVacuity, ThePlainRunDiffersFromItself) {
 TEST(VerifyPi05, TheFlowLossAloneIsVacuousBehindInsulation) {
   TrainingStep step;
   step.order = Order::MseOnly;
-  const auto verdict = verify(subject_of(step, {"each layer replayed", pi05::replayed(), {}}), by_itself());
+  const auto verdict = verify(
+      subject_of(step, {"each layer replayed", pi05::replayed(), {}}), by_itself());
   EXPECT_EQ(verdict.kind, Kind::Vacuous);
   EXPECT_EQ(verdict.vacuous.size(), 32u) << "parameters that get no gradient";
 }
@@ -112,9 +121,11 @@ TEST(VerifyPi05, ALayerThatIsRunAgainIsDifferent) {
   };
   const auto verdict = verify(subject_of(step, {"run again", again, {}}), by_itself());
   EXPECT_EQ(verdict.kind, Kind::Different);
-  EXPECT_TRUE(std::all_of(verdict.differences.begin(), verdict.differences.end(), [](const auto& difference) {
-    return difference.what == "gradient";
-  }));
+  EXPECT_TRUE(
+      std::all_of(
+          verdict.differences.begin(), verdict.differences.end(), [](const auto& difference) {
+            return difference.what == "gradient";
+          }));
 }
 
 }  // namespace

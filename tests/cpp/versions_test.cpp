@@ -32,7 +32,7 @@ TORCH_LIBRARY_IMPL(retape_versions_test, CPU, m) {
   m.impl("spoil", &spoil);
 }
 
-// ---- what was given -------------------------------------------------------------------------
+// ---- what was given
 
 TEST(Versions, WhatWasGivenAndIsResizedInTheScopeIsReplayedFromAsItWas) {
   expect_same(
@@ -86,7 +86,7 @@ TEST(Versions, AViewReadsNothing) {
   EXPECT_EQ(asked, std::vector<std::string>{"aten::copy_"});
 }
 
-// ---- writes that no scope sees --------------------------------------------------------------
+// ---- writes that no scope sees
 
 TEST(Versions, AWriteOnAThreadWithoutAScopeIsNoticed) {
   for (const bool below_autograd : {false, true}) {
@@ -104,7 +104,8 @@ TEST(Versions, AWriteOnAThreadWithoutAScopeIsNoticed) {
           elsewhere([&] { h.mul_(3); });
           return (h * x[0]).sum();
         },
-        {leaf({4, 1}), column(0.5)}, /*replays=*/false);
+        {leaf({4, 1}), column(0.5)},
+        /*replays=*/false);
   }
 }
 
@@ -112,7 +113,8 @@ TEST(Versions, WhatWasReadBeforeAWriteOnAnotherThreadIsReplayedFromItsRecipe) {
   expect_same(
       [](const auto& x) {
         auto h = x[1] * 2;
-        const auto before = (x[0] + h).sin();  // saves the sum: a recipe that reads the first version
+        const auto before =
+            (x[0] + h).sin();  // saves the sum: a recipe that reads the first version
         elsewhere([&] { h.mul_(3); });
         return (before + h * x[0]).sum();
       },
@@ -134,7 +136,7 @@ TEST(Versions, AStatisticThatAKeptBatchNormMovesIsSeenAsAutogradSeesIt) {
   EXPECT_TRUE(same_bits(plain.grads[0], other.grads[0]));
 }
 
-// ---- in place -------------------------------------------------------------------------------
+// ---- in place
 
 TEST(Versions, AnInPlaceViewMakesNoVersion) {
   const auto x = leaf({4, 2});
@@ -165,7 +167,8 @@ TEST(Versions, WhatAnOpWroteBeforeItFailedIsWritten) {
         EXPECT_THROW(op.call(y), std::runtime_error);
         return (y * x[0]).sum();
       },
-      {leaf({4, 1}), column(0.5)}, /*replays=*/false);
+      {leaf({4, 1}), column(0.5)},
+      /*replays=*/false);
 }
 
 TEST(Versions, WhatAnInPlaceOpSavesOfItsOwnResultIsDropped) {

@@ -46,7 +46,10 @@ class Transformer(nn.Module):
             x, weights = block(x, mask=mask, scale=0.3, debug=False)
             spread = spread + weights.square().mean()
         logits = x @ self.words.weight.T
-        return {"loss": F.cross_entropy(logits.flatten(0, 1), ids.flatten()) + spread, "logits": logits}
+        return {
+            "loss": F.cross_entropy(logits.flatten(0, 1), ids.flatten()) + spread,
+            "logits": logits,
+        }
 
 
 def transformer(layers: int = 3, width: int = 32, batch: int = 4) -> tuple[nn.Module, Any]:

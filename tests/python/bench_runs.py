@@ -91,7 +91,11 @@ def step(layers: int = 6, scale: float = 1.0, replays: bool = True) -> list[Even
     gradient = take(2.0, "gradient", "aten::ones_like", "", "f32[8,512,128]")
     for layer in reversed(range(layers)):
         region = f"block.{layer}"
-        again = [take(size, "replayed", op, region, "f32[8,512,256]") for op, size in ops] if replays else []
+        again = (
+            [take(size, "replayed", op, region, "f32[8,512,256]") for op, size in ops]
+            if replays
+            else []
+        )
         take(0.25, "gradient", "aten::mm", region, "f32[128,256]")
         following = take(2.0, "gradient", "aten::add", region, "f32[8,512,128]")
         for identity in [gradient, *again, *kept[layer]]:
@@ -116,9 +120,18 @@ def subject(name: str = "swiglu", **changes: Any) -> Subject:
 
 def full_size() -> Subject:
     """Numbers as wide as those of eight layers at the size for memory."""
-    size = {"layers": 8, "dtype": "float32", "d_model": 2048, "d_ff": 8192, "batch": 2, "sequence": 2048}
+    size = {
+        "layers": 8,
+        "dtype": "float32",
+        "d_model": 2048,
+        "d_ff": 8192,
+        "batch": 2,
+        "sequence": 2048,
+    }
 
-    def wide(method: str, family: str, peak: float, seconds: float, gflop: float, **changes: Any) -> Row:
+    def wide(
+        method: str, family: str, peak: float, seconds: float, gflop: float, **changes: Any
+    ) -> Row:
         ratio = spread(seconds / 0.146, 0.17)
         return row(method, family, peak, seconds, **{"gflop": gflop, "ratio": ratio, **changes})
 
@@ -175,10 +188,16 @@ def hostile() -> Run:
 def many() -> Run:
     return run(
         subject(),
-        subject("attention", title="softmax(q k / sqrt d) v", time_size={"layers": 2, "dtype": "float32"}),
+        subject(
+            "attention",
+            title="softmax(q k / sqrt d) v",
+            time_size={"layers": 2, "dtype": "float32"},
+        ),
         subject("moe", timelines=[]),
         subject("tiny", rows=rows()[:1], timelines=[Timeline("plain", step(1, 1e-4))]),
         subject("gpt, 124 M", group="models", timelines=[Timeline("retape full", step(300, 0.1))]),
         subject("empty", rows=[], timelines=[], group="models"),
-        warnings=("noisy: in 3 of 12 rows the middle half of the ratios spreads over more than 10%.",),
+        warnings=(
+            "noisy: in 3 of 12 rows the middle half of the ratios spreads over more than 10%.",
+        ),
     )

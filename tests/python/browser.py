@@ -57,9 +57,7 @@ class Seen:
 @contextmanager
 def look(browser: Any, path: Path, width: int = 1280, **options: Any) -> Iterator[Seen]:
     """Opens `path`, with no network. `color_scheme="dark"`, `java_script_enabled=False`."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, offline=True, **options
-    )
+    context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options)
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     seen = Seen(page)

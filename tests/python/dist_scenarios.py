@@ -466,7 +466,9 @@ def ddp(group: Any, rank: int) -> dict[str, Any]:
 def ddp_with_parameters_that_are_not_used(group: Any, rank: int) -> dict[str, Any]:
     """DDP asks all ranks which, while sums are under way."""
     inner = PartlyUsed()
-    model = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1e-4, find_unused_parameters=True)
+    model = nn.parallel.DistributedDataParallel(
+        inner, bucket_cap_mb=1e-4, find_unused_parameters=True
+    )
     hook = rd.SumHook(model)
     rows = rows_of(rank)
     off = []
@@ -475,11 +477,16 @@ def ddp_with_parameters_that_are_not_used(group: Any, rank: int) -> dict[str, An
         count = rd.count_global("rows", len(rows), hook.group)
         rd.normalize(model(rows).square().sum(), count).value.backward()
         off.append(difference(inner.used, reference_of_mean()))
-    return {"off": max(off), "again": rd.SumHook(nn.parallel.DistributedDataParallel(net())).group is hook.group}
+    return {
+        "off": max(off),
+        "again": rd.SumHook(nn.parallel.DistributedDataParallel(net())).group is hook.group,
+    }
 
 
 @scenario
-def ddp_with_parameters_that_are_not_used_and_not_looked_for(group: Any, rank: int) -> dict[str, Any]:
+def ddp_with_parameters_that_are_not_used_and_not_looked_for(
+    group: Any, rank: int
+) -> dict[str, Any]:
     """DDP starts no bucket from the first that is not complete on, and raises in the next forward."""
     found = {}
     for first in (True, False):
@@ -498,15 +505,24 @@ def ddp_with_parameters_that_are_not_used_and_not_looked_for(group: Any, rank: i
 def ddp_with_reentrant_checkpoints(group: Any, rank: int) -> dict[str, Any]:
     """Each has a backward of its own, which reaches some parameters only."""
     off = []
-    for last in (False, True):  # one of all, so that no parameter is outside; and all but the last layer
+    for last in (
+        False,
+        True,
+    ):  # one of all, so that no parameter is outside; and all but the last layer
         inner = net()
         parts = [inner[:2], inner[2:]]
         model = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=1e-4)
         hook = rd.SumHook(model)
 
-        def forward(rows: torch.Tensor, parts: list[nn.Module] = parts, last: bool = last) -> torch.Tensor:
+        def forward(
+            rows: torch.Tensor, parts: list[nn.Module] = parts, last: bool = last
+        ) -> torch.Tensor:
             hidden = checkpoint(parts[0].forward, rows, use_reentrant=True)
-            return checkpoint(parts[1].forward, hidden, use_reentrant=True) if last else parts[1](hidden)
+            return (
+                checkpoint(parts[1].forward, hidden, use_reentrant=True)
+                if last
+                else parts[1](hidden)
+            )
 
         inner.forward = forward
         for _ in range(2):
@@ -544,7 +560,9 @@ def ddp_and_gradients_that_are_asked_for(group: Any, rank: int) -> dict[str, Any
         torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
         loss.backward()
         off.append(difference(model.module, reference_of_mean()))
-        torch.autograd.grad(model(rows_of(rank)).sum(), list(model.parameters()))  # on top of what was summed
+        torch.autograd.grad(
+            model(rows_of(rank)).sum(), list(model.parameters())
+        )  # on top of what was summed
     return {"off": max(off)}
 
 
@@ -704,7 +722,9 @@ def ddp_join(group: Any, rank: int) -> dict[str, Any]:
         refused.append(error_of(lambda: rd.SumHook(late)))
     off = []
     with model.join(enable=False):
-        for number in range(int(max(hook.group.gather("steps", torch.tensor([rank]))))):  # what the fix says
+        for number in range(
+            int(max(hook.group.gather("steps", torch.tensor([rank]))))
+        ):  # what the fix says
             model.zero_grad()
             rows = all_rows()[rank - 1 : rank] if number < rank else all_rows()[:0]
             count = rd.count_global("rows", len(rows), hook.group)
@@ -794,13 +814,17 @@ def gradcheck_of_dtensors(group: Any, rank: int) -> dict[str, Any]:
         begin, end = case.topology.pool("ranks").shards[rank]
         model = rd.fsdp_sums(fully_shard(net(), mesh=mesh))
         count = rd.count_global("rows", end - begin, group)
-        return outcome(case, model, rd.normalize(model(all_rows()[begin:end]).square().sum(), count).value)
+        return outcome(
+            case, model, rd.normalize(model(all_rows()[begin:end]).square().sum(), count).value
+        )
 
     given = {"terms": {"loss": 1.0}, "rows": sum(COUNTS), "dtypes": (), "self_test": False}
     report = rd.GradCheck(reference, distributed, **given, steps=1).run()
     sharded = DTensor.from_local(torch.ones(1), mesh)
     alone = error_of(rd.GradCheck(lambda case: {"w": sharded}, distributed, **given).run)
-    wrong = rd.GradCheck(lambda case: {"w": torch.ones(1)}, lambda case: {"w": torch.zeros(1)}, **given).run()
+    wrong = rd.GradCheck(
+        lambda case: {"w": torch.ones(1)}, lambda case: {"w": torch.zeros(1)}, **given
+    ).run()
     return {
         "kind": report.kind,
         "text": report.explain(),

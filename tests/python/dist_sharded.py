@@ -28,7 +28,9 @@ def net() -> nn.Module:
 
 
 def rows_of(rank: int) -> torch.Tensor:
-    return torch.randn(rank + 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    return torch.randn(
+        rank + 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)
+    )
 
 
 def reference() -> nn.Module:
@@ -60,7 +62,9 @@ def sums_and_norms(shape: tuple[int, ...], group: rd.Group) -> dict[str, Any]:
     model, right = sharded(mesh, group), reference()
     gradients = [parameter.grad for parameter in right.parameters()]
     found = {"off": off(whole(model), gradients)}
-    found["torch"] = float(nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor())
+    found["torch"] = float(
+        nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()
+    )
     largest = rd.clip_grad_norm([(model.parameters(), group)], 9.0, group, float("inf"))
     found["largest"] = largest / max(float(each.abs().max()) for each in gradients)
     found["expected"] = float(nn.utils.clip_grad_norm_(right.parameters(), LIMIT))

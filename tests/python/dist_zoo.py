@@ -529,7 +529,9 @@ def normed(h: torch.Tensor, total: torch.Tensor, square: torch.Tensor) -> torch.
     return (h - mean) / (square / ROWS - mean.square() + 0.1).sqrt()
 
 
-def normed_sum(given: Batch, h: torch.Tensor, total: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+def normed_sum(
+    given: Batch, h: torch.Tensor, total: torch.Tensor, square: torch.Tensor
+) -> torch.Tensor:
     errors = (normed(h, total, square).sin().sum(1) - 1) ** 2
     return (errors * given.tokens).sum()
 
@@ -551,7 +553,9 @@ def residual_in_batch_norm(case: rd.Case, broken: bool) -> Parameters:
     p, mine = normed_leaves(case), own(case)
     h = mine.x @ p["w"]
     local = torch.stack([h.sum(0), h.square().sum(0)])
-    total = rd.global_residual("sums", local, world()) if broken else autograd_dist.all_reduce(local)
+    total = (
+        rd.global_residual("sums", local, world()) if broken else autograd_dist.all_reduce(local)
+    )
     count = rd.count_global("tokens", mine.count, world())
     rd.normalize(normed_sum(mine, h, *total), count).value.backward()
     return summed(p)

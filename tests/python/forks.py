@@ -81,7 +81,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _become(args: Sequence[str], env: dict[str, str], cwd: str | None, streams: Sequence[Any]) -> int:
+def _become(
+    args: Sequence[str], env: dict[str, str], cwd: str | None, streams: Sequence[Any]
+) -> int:
     """The program `[python, "-m", module, ...]`, as far as it can tell; its exit code."""
     try:
         words = [word for word in args[1:] if word != "-u"]
@@ -159,7 +161,9 @@ class Nursery:
     def run(self, *words: str, output: Path) -> subprocess.CompletedProcess[str]:
         self.start(*words, output=output)
         code = self.join()
-        return subprocess.CompletedProcess(words, code, output.read_text(), errors_of(output).read_text())
+        return subprocess.CompletedProcess(
+            words, code, output.read_text(), errors_of(output).read_text()
+        )
 
     def end(self) -> None:
         """With what it has forked, should a test have left it running."""
@@ -202,7 +206,9 @@ def _serve() -> int:
         if process == 0:
             rank.end_with_parent(parent)
             with output.open("w") as out, errors_of(output).open("w") as err:
-                return _become(told["args"], told["env"], told["cwd"], (subprocess.DEVNULL, out, err))
+                return _become(
+                    told["args"], told["env"], told["cwd"], (subprocess.DEVNULL, out, err)
+                )
         print(process, file=answers, flush=True)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         print(code, file=answers, flush=True)

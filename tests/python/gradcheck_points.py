@@ -241,7 +241,9 @@ class Shared(Trainer):
 def shared_check(wrong: str = "") -> rd.GradCheck:
     options = {"terms": {"fit": 1.0}, "dtypes": (), "self_test": False, "empty": False}
     split = {name: SPLITS[name] for name in ("1, 1", "1, 3", "3, 1")}
-    return rd.GradCheck(shared_reference, Shared(split, wrong), topologies=topologies(split), **options)
+    return rd.GradCheck(
+        shared_reference, Shared(split, wrong), topologies=topologies(split), **options
+    )
 
 
 def shared() -> rd.GradCheck:
@@ -406,7 +408,10 @@ def two_means(case: rd.Case) -> dict[str, torch.Tensor]:
     weights = {name: weight(case, name) for name in ("left", "right")}
     for w in weights.values():
         (case.terms["fit"] * fit(case, w, 0, ROWS) / TOKENS).backward()
-    return {**{name: w.grad for name, w in weights.items()}, "dead": torch.zeros(2, dtype=case.dtype)}
+    return {
+        **{name: w.grad for name, w in weights.items()},
+        "dead": torch.zeros(2, dtype=case.dtype),
+    }
 
 
 class TwoMeans:
@@ -430,7 +435,9 @@ class TwoMeans:
             self.group.sum("grad of dead", weights["dead"].grad)
         reducer = rd.SumReducer(self.group)
         reducer.add_gradients(
-            (name, w) for name, w in weights.items() if not (self.wrong == "another name" and name == "dead")
+            (name, w)
+            for name, w in weights.items()
+            if not (self.wrong == "another name" and name == "dead")
         )
         reducer.reduce()
         left_out = {"right"} if self.wrong == "leaves one out" and rank == 1 else set()

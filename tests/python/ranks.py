@@ -88,8 +88,12 @@ def fork(ranks: int, body: Callable[[], None]) -> tuple[list[int], torch_dist.TC
 def _be(number: int, ranks: int, port: int, parent: int, body: Callable[[], None]) -> None:
     """One rank. It ends as any program does where `body` raises SystemExit; else at once, when all have come."""
     rank.end_with_parent(parent)
-    os.environ.update(RANK=str(number), WORLD_SIZE=str(ranks), GLOO_SOCKET_IFNAME=loopback.interface())
-    os.environ.update(MASTER_ADDR=LOOPBACK, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(
+        RANK=str(number), WORLD_SIZE=str(ranks), GLOO_SOCKET_IFNAME=loopback.interface()
+    )
+    os.environ.update(
+        MASTER_ADDR=LOOPBACK, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True"
+    )
     try:
         torch_dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
         body()

@@ -84,7 +84,9 @@ def test_the_tables_of_the_docs_say_what_is_measured(place: int, dtype: str) -> 
     list(bench_peers.cells()),
     ids=lambda value: "" if isinstance(value, tuple) else str(value),
 )
-def test_ways_of_torch_need_what_another_program_measured(dtype, layers, block, method, expected) -> None:
+def test_ways_of_torch_need_what_another_program_measured(
+    dtype, layers, block, method, expected
+) -> None:
     size = Size(layers, dtype)
     plain, row = row_of(block, size, "plain"), row_of(block, size, method)
     peak, held, more = expected
@@ -95,8 +97,7 @@ def test_ways_of_torch_need_what_another_program_measured(dtype, layers, block, 
 
 def test_the_docs_say_what_groups_of_layers_need() -> None:
     cast, softmax, swiglu = (
-        mib(row_of(block, Size(), GROUPS).peak)
-        for block in ("fp32_cast", "fp32_softmax", "swiglu")
+        mib(row_of(block, Size(), GROUPS).peak) for block in ("fp32_cast", "fp32_softmax", "swiglu")
     )
     assert f"({cast} MiB in the last row, {softmax} in the one before, float32)" in DOCS
     assert f"({swiglu} for swiglu)" in DOCS
@@ -163,7 +164,9 @@ INSIDE_KERNELS = {
 @pytest.mark.parametrize("method", EAGER)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of the flags below, whatever they are
-def test_a_dry_run_counts_the_bytes_that_arithmetic_needs(block: str, method: str, dtype: str) -> None:
+def test_a_dry_run_counts_the_bytes_that_arithmetic_needs(
+    block: str, method: str, dtype: str
+) -> None:
     size = Size(layers=3, dtype=dtype, **SMALL)
     dry = row_of(block, size, method)
     with torch.backends.mkldnn.flags(enabled=False):  # on some CPUs it takes scratch for bfloat16
@@ -186,7 +189,9 @@ def test_what_scales_the_weights_before_a_step_is_not_in_its_peak() -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layers", [3, 8])
-def test_gradients_are_there_and_bitwise_plains(block: str, method: str, dtype: str, layers: int) -> None:
+def test_gradients_are_there_and_bitwise_plains(
+    block: str, method: str, dtype: str, layers: int
+) -> None:
     work = run.block_task(block, Size(layers=layers, dtype=dtype, **SMALL), scaled=True)
     plain = measure.after_step(work, METHODS["plain"])
     assert all(gradient.abs().max() > 0 for gradient in plain.gradients.values())
@@ -243,7 +248,9 @@ COMPILED = {
 
 
 @pytest.mark.parametrize(("block", "dtype", "budget"), COMPILED)
-def test_what_is_compiled_for_a_dry_run_is_what_would_compute(block: str, dtype: str, budget: float) -> None:
+def test_what_is_compiled_for_a_dry_run_is_what_would_compute(
+    block: str, dtype: str, budget: float
+) -> None:
     size, name = Size(8, dtype), f"torch.compile, budget {budget}"
     plain, row = row_of(block, size, "plain"), row_of(block, size, name)
     peak, held, more = COMPILED[block, dtype, budget]
@@ -321,20 +328,34 @@ def test_cpp_has_the_columns_and_bits_of_python() -> None:
     sizes = [f"--{name}={value}" for name, value in SMALL.items()]
     found = cpp_bench("--benchmark_filter=/8/", "--benchmark_min_time=0", *sizes)
     assert len(found) == 6 * 2 * 8
-    columns = {"peak", "held", "saved_%", "GFLOP", "replayed", "bitwise", "forward_ms", "backward_ms", "delta_%"}
+    columns = {
+        "peak",
+        "held",
+        "saved_%",
+        "GFLOP",
+        "replayed",
+        "bitwise",
+        "forward_ms",
+        "backward_ms",
+        "delta_%",
+    }
     for each in found:
         assert columns <= set(each), each
         rounds = "retape rows" in each["name"] and not each["bitwise"]
         assert each["label"] == ("equal to rounding" if rounds else "bitwise equal"), each["name"]
         assert rounds or each["bitwise"] == 1, each["name"]
-        assert each["real_time"] == pytest.approx(each["forward_ms"] + each["backward_ms"], rel=0.01)
+        assert each["real_time"] == pytest.approx(
+            each["forward_ms"] + each["backward_ms"], rel=0.01
+        )
 
 
 def test_cpp_ends_with_1_where_a_row_has_not_the_bits_that_it_promises() -> None:
     """One unit in the last place of what is replayed: within the tolerance, which is not theirs."""
     sizes = [f"--{name}={value}" for name, value in SMALL.items()]
     words = ["--benchmark_filter=silu_up/8/float32/", "--benchmark_min_time=0", "--inject=one-ulp"]
-    labels = {each["name"].split("/")[3]: each["label"] for each in cpp_bench(*words, *sizes, code=1)}
+    labels = {
+        each["name"].split("/")[3]: each["label"] for each in cpp_bench(*words, *sizes, code=1)
+    }
     replaying = {name for name in labels if name not in ("plain", "retape lean", "retape rows")}
     assert {name for name, label in labels.items() if label == "DIFFERENT"} == replaying
     assert labels["plain"] == "bitwise equal" and labels["retape rows"] == "equal to rounding"

@@ -50,7 +50,14 @@ def verdicts(found: Comparison, metric: str, method: str = "retape full") -> lis
 
 @pytest.mark.parametrize(
     ("peak", "verdict"),
-    [(100, SAME), (100.9, SAME), (101.1, REGRESSION), (99.5, SAME), (98, BETTER), (200, REGRESSION)],
+    [
+        (100, SAME),
+        (100.9, SAME),
+        (101.1, REGRESSION),
+        (99.5, SAME),
+        (98, BETTER),
+        (200, REGRESSION),
+    ],
 )
 def test_bytes_are_exact(peak, verdict):
     old, new = (run_of(row("retape full", "retape", mib, 0.13)) for mib in (100, peak))
@@ -73,12 +80,16 @@ def test_bytes_are_exact(peak, verdict):
 def test_times_are_judged_by_their_quartiles_too(seconds, half, verdict):
     def made(seconds: float) -> Run:
         ratio = spread(seconds / 0.12, half)
-        return run_of(row("retape full", "retape", 100, seconds, total=spread(seconds, half), ratio=ratio))
+        return run_of(
+            row("retape full", "retape", 100, seconds, total=spread(seconds, half), ratio=ratio)
+        )
 
     found = compared(made(0.130), made(seconds))
     assert verdicts(found, "time") == [verdict]
     assert any("too noisy to judge" in text for text in found.warnings) is (verdict == NOISY)
-    assert found.exit_code() is {REGRESSION: Exit.REGRESSION, NOISY: Exit.VACUOUS}.get(verdict, Exit.OK)
+    assert found.exit_code() is {REGRESSION: Exit.REGRESSION, NOISY: Exit.VACUOUS}.get(
+        verdict, Exit.OK
+    )
 
 
 def timed(*ratios: float) -> Run:
@@ -101,14 +112,18 @@ def timed(*ratios: float) -> Run:
         ([1.0] * 28 + [1.3] * 3, [1.2] * 28 + [1.0] * 3, REGRESSION),
     ],
 )
-def test_times_are_ratios_of_rounds_and_judged_by_how_well_their_median_is_known(before, after, verdict):
+def test_times_are_ratios_of_rounds_and_judged_by_how_well_their_median_is_known(
+    before, after, verdict
+):
     found = compared(timed(*before), timed(*after))
     assert verdicts(found, "time") == [verdict]
 
 
 def noisy(method: str, seconds: float, half: float = 0.9) -> Row:
     total, ratio = spread(seconds, half), spread(seconds / 0.12, half)
-    return row(method, "retape", 100, seconds, total=total, forward=total, backward=total, ratio=ratio)
+    return row(
+        method, "retape", 100, seconds, total=total, forward=total, backward=total, ratio=ratio
+    )
 
 
 @pytest.mark.parametrize("metric", ["time", "forward", "total"])
@@ -142,7 +157,8 @@ def test_a_slower_machine_is_no_regression_of_time_but_of_seconds():
 
 def test_without_a_plain_row_seconds_are_compared():
     old, new = (
-        bench_runs.run(bench_runs.subject(rows=[row("retape full", "retape", 100, t)])) for t in (0.1, 0.2)
+        bench_runs.run(bench_runs.subject(rows=[row("retape full", "retape", 100, t)]))
+        for t in (0.1, 0.2)
     )
     assert verdicts(compared(old, new), "time") == [REGRESSION]
 
@@ -185,7 +201,9 @@ def test_fewer_equal_bits_are_a_regression_whatever_the_rules_are(before, after,
 
 def test_another_size_is_not_compared():
     old = run_of(row("retape full", "retape", 100, 0.13))
-    new = run_of(row("retape full", "retape", 900, 0.13), size={"layers": 8, "dtype": "float32", "width": 9})
+    new = run_of(
+        row("retape full", "retape", 900, 0.13), size={"layers": 8, "dtype": "float32", "width": 9}
+    )
     found = compared(old, new)
     assert found.changes == []
     assert any("its size differs" in text for text in found.warnings)
@@ -230,7 +248,9 @@ def without_times(name: str, family: str) -> Row:
 )
 def test_a_rule_that_judged_no_row_proves_nothing_and_says_so(rules, unjudged):
     run = bench_runs.run(
-        bench_runs.subject(rows=[without_times("plain", "plain"), without_times("retape full", "retape")])
+        bench_runs.subject(
+            rows=[without_times("plain", "plain"), without_times("retape full", "retape")]
+        )
     )
     found = compared(run, run, parse_rules(rules))
     assert found.exit_code() is (Exit.VACUOUS if unjudged else Exit.OK)
@@ -327,7 +347,11 @@ def test_the_command_ends_with_3_on_a_regression_beyond_its_limit(saved, capsys,
     assert left["exit_code"] == code
     found = left["result"]["compare"]
     assert f"{found['compared']} row" in out
-    judged = [c["verdict"] for c in found["changes"] if (c["metric"], c["method"]) == ("peak", "retape full")]
+    judged = [
+        c["verdict"]
+        for c in found["changes"]
+        if (c["metric"], c["method"]) == ("peak", "retape full")
+    ]
     assert (REGRESSION in judged) is ("regression" in out)
     assert REGRESSION in judged or code is Exit.OK
 
@@ -388,7 +412,9 @@ def test_rows_that_are_no_list_are_refused(saved):
 
 def test_an_artefact_is_json_whatever_is_in_it(tmp_path):
     path = tmp_path / "a.json"
-    _artefact.write(str(path), {"share": float("inf"), "deep": [{"nan": float("nan"), "name": "b\udcff"}]})
+    _artefact.write(
+        str(path), {"share": float("inf"), "deep": [{"nan": float("nan"), "name": "b\udcff"}]}
+    )
     assert json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail) == {
         "share": None,
         "deep": [{"nan": None, "name": "b\udcff"}],
@@ -397,7 +423,9 @@ def test_an_artefact_is_json_whatever_is_in_it(tmp_path):
 
 def test_what_a_newer_version_put_into_an_artefact_is_told(saved):
     spoilt(saved, lambda result: result["subjects"][0]["rows"][0].update(watts=5))
-    with pytest.raises(UsageError, match="got an unknown field: 'watts' of a row. Fix: use the version"):
+    with pytest.raises(
+        UsageError, match="got an unknown field: 'watts' of a row. Fix: use the version"
+    ):
         load("old.json")
 
 
@@ -443,7 +471,9 @@ def test_a_run_with_a_field_of_a_wrong_type_is_refused_by_name(saved, spoil, tol
     assert told in str(refused.value)
 
 
-@pytest.mark.parametrize("words", [["report", "old.json"], ["bench", "--quick", "--compare", "old.json"]])
+@pytest.mark.parametrize(
+    "words", [["report", "old.json"], ["bench", "--quick", "--compare", "old.json"]]
+)
 def test_a_wrong_artefact_is_refused_by_its_name_before_any_work(saved, capsys, monkeypatch, words):
     monkeypatch.delattr(bench_run, "_plan")
     spoilt(saved, lambda result: result["subjects"][0]["rows"][0].update(peak="12"))

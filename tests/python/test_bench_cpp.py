@@ -78,16 +78,22 @@ def test_times_have_a_spread_unless_somebody_says_how_to_measure() -> None:
 
 
 def test_what_is_counted_is_counted_once() -> None:
-    (row,) = rows(run("--dry", "--benchmark_filter=rms_norm/1/float32/plain", "--benchmark_format=json")).values()
+    (row,) = rows(
+        run("--dry", "--benchmark_filter=rms_norm/1/float32/plain", "--benchmark_format=json")
+    ).values()
     assert row["iterations"] == 1
 
 
 def test_layers_and_sizes_are_options_in_the_spelling_of_python_too() -> None:
     filtered = ("--dry", "--benchmark_filter=up_proj/.*/float32/plain", "--benchmark_format=json")
-    by_python = rows(run(*filtered, "--layers", "3", "--layers", "3", "--d-model", "64", "--d-ff=256"))
+    by_python = rows(
+        run(*filtered, "--layers", "3", "--layers", "3", "--d-model", "64", "--d-ff=256")
+    )
     by_google = rows(run(*filtered, "--layers=3", "--d_model=64", "--d_ff=256"))
     assert list(by_python) == ["up_proj/3/float32/plain/iterations:1"]
-    assert [row["peak"] for row in by_python.values()] == [row["peak"] for row in by_google.values()]
+    assert [row["peak"] for row in by_python.values()] == [
+        row["peak"] for row in by_google.values()
+    ]
 
 
 def test_people_see_mib() -> None:

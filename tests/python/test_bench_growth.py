@@ -32,7 +32,9 @@ def test_every_graph_is_measured_in_every_way_and_size(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("name", growth.GRAPHS)
 @pytest.mark.parametrize("policy", ["full", "cheap"])
-def test_graphs_have_the_ops_that_they_are_named_for_and_plain_gradients(name: str, policy: str) -> None:
+def test_graphs_have_the_ops_that_they_are_named_for_and_plain_gradients(
+    name: str, policy: str
+) -> None:
     def gradient(recompute: bool) -> tuple[torch.Tensor, int]:
         x = torch.ones(growth.FLOATS, requires_grad=True)
         with retape.recompute(policy if recompute else "none") as scope:

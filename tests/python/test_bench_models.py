@@ -40,7 +40,9 @@ def test_every_gradient_of_the_plain_step_is_there_and_not_zero(name: str) -> No
     task = model.at(model.small, "float32")()
     METHODS["plain"].loss(task).backward()
     assert task.leaves
-    assert [name for name, leaf in task.leaves.items() if leaf.grad is None or not leaf.grad.any()] == []
+    assert [
+        name for name, leaf in task.leaves.items() if leaf.grad is None or not leaf.grad.any()
+    ] == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -63,7 +65,9 @@ def test_running_the_layers_again_counts_a_batch_twice_and_the_bench_says_so() -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_full_holds_less_than_cheap_and_cheap_less_than_plain(name: str) -> None:
-    plain, cheap, full = (row_of(name, method) for method in ("plain", "retape cheap", "retape full"))
+    plain, cheap, full = (
+        row_of(name, method) for method in ("plain", "retape cheap", "retape full")
+    )
     assert full.held < cheap.held < plain.held
     assert full.peak < cheap.peak < plain.peak
     assert full.replayed > cheap.replayed > plain.replayed == 0
@@ -163,10 +167,13 @@ def gradients(name: str, method: str) -> str:
 
 
 @pytest.mark.parametrize("name", PEAKS)
-def test_the_page_marks_every_method_whose_gradients_or_buffers_differ_and_no_other(name: str) -> None:
+def test_the_page_marks_every_method_whose_gradients_or_buffers_differ_and_no_other(
+    name: str,
+) -> None:
     told = {"✗": DIFFERENT, "raises": "raises"}
     page = {
-        method: told.get(cell.split()[-1], BITWISE) for method, cell in cells_on_page("float32")[name].items()
+        method: told.get(cell.split()[-1], BITWISE)
+        for method, cell in cells_on_page("float32")[name].items()
     }
     assert page == {method: gradients(name, method) for method in page}
 
@@ -176,7 +183,12 @@ def test_the_page_says_what_reentrant_checkpoints_get_wrong() -> None:
     found = {name: gradients(name, "torch reentrant") for name in MODELS}
     wrong = {name: equal for name, equal in found.items() if equal != BITWISE}
     # ResNet-50's batch norm is told of all that run a layer again.
-    expected = {"cpp_moe": DIFFERENT, "cpp_pi05": "raises", "resnet50": DIFFERENT, "tree_lstm": DIFFERENT}
+    expected = {
+        "cpp_moe": DIFFERENT,
+        "cpp_pi05": "raises",
+        "resnet50": DIFFERENT,
+        "tree_lstm": DIFFERENT,
+    }
     assert wrong == expected
     _, text = DOCS.split("`torch.utils.checkpoint(use_reentrant=True)`, not in the table,")
     text = text.split("What is held when backward begins")[0]
@@ -192,7 +204,9 @@ def test_the_page_says_what_a_model_holds(name: str) -> None:
 def test_the_page_says_of_which_models_the_peak_is_above_checkpoints_of_torch(method: str) -> None:
     """By its own table, which the tests above measure."""
     pairs = {name: (int(row[method]), int(row["torch checkpoint"])) for name, row in PEAKS.items()}
-    _, *told = re.split(r"Where `full` around each layer is not the lowest:|Where one scope is not:", DOCS)
+    _, *told = re.split(
+        r"Where `full` around each layer is not the lowest:|Where one scope is not:", DOCS
+    )
     of_each, of_one = told
     text = of_each if method == "retape full" else of_one.split(". ")[0]
     for name, (ours, torchs) in pairs.items():
@@ -203,7 +217,16 @@ def test_the_page_says_of_which_models_the_peak_is_above_checkpoints_of_torch(me
 @pytest.mark.parametrize("name", ["gpt2", "mamba2"])
 def test_transformers_tells_nothing_that_nobody_asked_for(name: str, tmp_path: Path) -> None:
     """In a process of its own: it says most things once."""
-    command = [sys.executable, "-m", "retape", "bench", "--subject", name, "--quick", "--memory-only"]
+    command = [
+        sys.executable,
+        "-m",
+        "retape",
+        "bench",
+        "--subject",
+        name,
+        "--quick",
+        "--memory-only",
+    ]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert said.stderr == ""
     assert name in said.stdout and "transformers" not in said.stdout
@@ -214,7 +237,9 @@ def test_every_node_of_a_tree_is_computed_once_and_after_its_children() -> None:
     states = 0
     for height in heights:
         taken = torch.cat([height.children, height.still_open])
-        assert sorted(taken.tolist()) == list(range(states))  # each state is used by one parent, or stays
+        assert sorted(taken.tolist()) == list(
+            range(states)
+        )  # each state is used by one parent, or stays
         assert set(height.parents.tolist()) <= set(range(len(height.words)))
         states = len(height.still_open) + len(height.words)
     assert sorted(roots.tolist()) == list(range(states)) == list(range(5))

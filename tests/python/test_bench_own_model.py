@@ -67,7 +67,10 @@ def test_every_method_is_a_row_with_every_column(capsys, subject):
         "selective", "torch_remat",
     ]  # fmt: skip
     skipped = {name: row["skipped"] for name, row in rows.items() if row["skipped"]}
-    assert skipped.pop(GROUPS) == "the model's own code calls its layers, which cannot be cut into groups from outside"
+    assert (
+        skipped.pop(GROUPS)
+        == "the model's own code calls its layers, which cannot be cut into groups from outside"
+    )
     assert set(skipped) <= {"torch_remat"}
     for name, row in rows.items():
         assert not row["error"], row
@@ -87,13 +90,20 @@ def test_retape_needs_less_than_plain_and_full_less_than_cheap():
     assert [name for name in ours if rows[name]["peak"] >= rows["plain"]["peak"]] == []
     for column in ("peak", "held"):
         assert rows["retape full"][column] < rows["retape cheap"][column] < rows["plain"][column]
-    assert rows["retape full"]["replayed"] > rows["retape cheap"]["replayed"] > 0 == rows["plain"]["replayed"]
+    assert (
+        rows["retape full"]["replayed"]
+        > rows["retape cheap"]["replayed"]
+        > 0
+        == rows["plain"]["replayed"]
+    )
     assert rows["torch checkpoint"]["held"] < rows["plain"]["held"]
 
 
 def test_it_is_in_the_artefact_with_its_layers_and_sizes_and_shown_again_from_there(capsys):
     methods = chosen("retape full", "torch checkpoint")
-    subject = subject_of("--subject", "own:transformer", "--memory-only", *methods, "--html", "a.html")
+    subject = subject_of(
+        "--subject", "own:transformer", "--memory-only", *methods, "--html", "a.html"
+    )
     assert (subject["name"], subject["group"]) == ("own:transformer", "models")
     assert subject["layers"] == ["blocks.0", "blocks.1", "blocks.2"]
     assert subject["title"] == "Transformer, around 3 x Block: blocks.0, blocks.1, blocks.2"
@@ -104,7 +114,10 @@ def test_it_is_in_the_artefact_with_its_layers_and_sizes_and_shown_again_from_th
     assert "own:transformer" in Path("a.html").read_text()
     assert cli.main(["report", "out.json"]) == 0
     assert "own:transformer, 3 layers, float32" in capsys.readouterr().out
-    assert bench("--subject", "own:transformer", "--memory-only", *methods, "--compare", "out.json")[0] == 0
+    assert (
+        bench("--subject", "own:transformer", "--memory-only", *methods, "--compare", "out.json")[0]
+        == 0
+    )
 
 
 def test_timelines_have_the_names_that_the_model_has_for_its_layers():
@@ -164,7 +177,9 @@ def test_python_and_numpy_draw_the_same_in_every_row_and_go_on_afterwards_as_if_
 
 
 def test_a_model_that_retape_gets_wrong_ends_with_1():
-    code, result = bench("--subject", "mymodels:different", "--no-time", *chosen("retape full, one scope"))
+    code, result = bench(
+        "--subject", "mymodels:different", "--no-time", *chosen("retape full, one scope")
+    )
     assert code == 1
     assert rows_of(result["subjects"][0])["retape full, one scope"]["equal"] == "different"
 
@@ -180,7 +195,9 @@ def factory():
 
 def test_nothing_is_compared_with_a_plain_step_that_is_not_the_same_twice(capsys):
     Path("unstable.py").write_text(UNSTABLE)
-    code, result = bench("--subject", "unstable:factory", "--no-time", *chosen("retape full, one scope"))
+    code, result = bench(
+        "--subject", "unstable:factory", "--no-time", *chosen("retape full, one scope")
+    )
     assert code == 6
     assert [row["equal"] for row in result["subjects"][0]["rows"]] == ["unstable", "unstable"]
     assert any("two plain steps differ" in warning for warning in result["warnings"])
@@ -220,6 +237,7 @@ def test_what_a_model_prints_is_not_in_the_artefact_on_standard_output(capsys):
 
 def test_what_was_measured_is_saved_before_it_is_printed(monkeypatch):
     """To a reader that may have gone."""
+
     def gone(*_):
         raise SystemExit(141)
 
@@ -235,8 +253,13 @@ def test_what_was_measured_is_saved_before_it_is_printed(monkeypatch):
 def test_layers_are_chosen_by_name_or_pattern():
     words = ("--subject", "own:transformer", "--memory-only", *chosen("retape full"))
     assert subject_of(*words, "--layer", "blocks.1")["layers"] == ["blocks.1"]
-    assert subject_of(*words, "--layer", "blocks.0", "--layer", "*.2")["layers"] == ["blocks.0", "blocks.2"]
-    assert subject_of(*words, "--layer", "blocks.*.up")["layers"] == [f"blocks.{i}.up" for i in range(3)]
+    assert subject_of(*words, "--layer", "blocks.0", "--layer", "*.2")["layers"] == [
+        "blocks.0",
+        "blocks.2",
+    ]
+    assert subject_of(*words, "--layer", "blocks.*.up")["layers"] == [
+        f"blocks.{i}.up" for i in range(3)
+    ]
 
 
 def test_layers_of_several_modules_have_the_number_of_theirs():
@@ -253,7 +276,9 @@ def test_a_model_without_layers_is_measured_in_one_scope_and_told_how_to_choose(
     assert around >= {"retape cheap", "retape full", "torch checkpoint", "selective", GROUPS}
     assert rows["retape full, one scope"]["held"] < rows["plain"]["held"]
     (warning,) = result["warnings"]
-    assert warning.startswith("own:normed: found no list of layers in Normed. Its lists: body (4 x Sequential)")
+    assert warning.startswith(
+        "own:normed: found no list of layers in Normed. Its lists: body (4 x Sequential)"
+    )
     assert "Fix: choose layers by name: --layer" in warning
 
 
@@ -262,13 +287,18 @@ def test_layers_that_no_gradient_goes_through_are_told():
     (warning,) = result["warnings"]
     told = "own:step: never called with gradients, so that nothing stood around them: 1.blocks.0, 1.blocks.1."
     assert warning.startswith(told)
-    _, result = bench("--subject", "own:step", "--memory-only", "--layer", "0.blocks.*", *chosen("retape full"))
+    _, result = bench(
+        "--subject", "own:step", "--memory-only", "--layer", "0.blocks.*", *chosen("retape full")
+    )
     assert result["warnings"] == []
 
 
 def test_a_layer_that_is_not_there_is_refused_with_the_names_that_are(capsys):
     told = refused(capsys, "--subject", "own:transformer", "--layer", "block.1")
-    assert '[retape bench] own:transformer: --layer: found no module called "block.1" in Transformer.' in told
+    assert (
+        '[retape bench] own:transformer: --layer: found no module called "block.1" in Transformer.'
+        in told
+    )
     assert 'Did you mean "blocks.1"?' in told and "Its lists: blocks (3 x Block)" in told
     told = refused(capsys, "--subject", "own:transformer", "--layers", "blocks.*")
     assert "names of layers, of a model of yours, are --layer 'blocks.*'" in told
@@ -283,14 +313,32 @@ def test_memory_and_times_can_have_a_size_each(capsys):
         *("--size", "width=256", "--size", "layers=5", "--time-size", "width=32"),
     )
     assert subject["size"]["width"] == 256 and subject["time_size"]["width"] == 32
-    assert subject["size"]["layers"] == subject["time_size"]["layers"] == len(subject["layers"]) == 5
-    assert subject["rows"][0]["peak"] > 4 * subject["size"]["parameters"] > 10 * subject["time_size"]["parameters"]
+    assert (
+        subject["size"]["layers"] == subject["time_size"]["layers"] == len(subject["layers"]) == 5
+    )
+    assert (
+        subject["rows"][0]["peak"]
+        > 4 * subject["size"]["parameters"]
+        > 10 * subject["time_size"]["parameters"]
+    )
     told = " ".join(capsys.readouterr().out.split())
-    assert "memory, GFLOP and ops replayed at 5 layers, float32," in told and "gradients compared at" in told
+    assert (
+        "memory, GFLOP and ops replayed at 5 layers, float32," in told
+        and "gradients compared at" in told
+    )
 
 
 def test_a_quick_run_has_the_size_for_times():
-    words = ("--subject", "own:transformer", "--quick", "--no-time", "--size", "width=256", "--time-size", "width=32")
+    words = (
+        "--subject",
+        "own:transformer",
+        "--quick",
+        "--no-time",
+        "--size",
+        "width=256",
+        "--time-size",
+        "width=32",
+    )
     assert subject_of(*words)["size"]["width"] == 32
 
 
@@ -298,11 +346,22 @@ def test_a_quick_run_has_the_size_for_times():
 def test_a_dry_run_counts_what_arithmetic_needs(method):
     words = ("--subject", "own:transformer", "--memory-only", *chosen(method))
     wet, dry = (rows_of(subject_of(*words, *more))[method] for more in ((), ("--dry",)))
-    assert (dry["peak"], dry["held"], dry["replayed"]) == (wet["peak"], wet["held"], wet["replayed"])
+    assert (dry["peak"], dry["held"], dry["replayed"]) == (
+        wet["peak"],
+        wet["held"],
+        wet["replayed"],
+    )
 
 
 def test_a_dtype_is_that_of_model_and_inputs():
-    subject = subject_of("--subject", "own:normed", "--no-time", "--dtype", "bfloat16", *chosen("retape full, one scope"))
+    subject = subject_of(
+        "--subject",
+        "own:normed",
+        "--no-time",
+        "--dtype",
+        "bfloat16",
+        *chosen("retape full, one scope"),
+    )
     assert subject["size"]["dtype"] == "bfloat16"
     assert {row["equal"] for row in subject["rows"]} == {"bitwise"}
 
@@ -324,7 +383,13 @@ def test_a_model_of_transformers_is_measured_by_its_own_loss():
     subject = subject_of("--subject", "own:bert", "--no-time")
     rows = rows_of(subject)
     assert subject["layers"] == ["bert.encoder.layer.0", "bert.encoder.layer.1"]
-    for name in ("retape cheap", "retape full", "retape full, one scope", "torch checkpoint", "selective"):
+    for name in (
+        "retape cheap",
+        "retape full",
+        "retape full, one scope",
+        "torch checkpoint",
+        "selective",
+    ):
         assert rows[name]["equal"] == "bitwise", name
         assert rows[name]["held"] < rows["plain"]["held"], name
     assert rows["retape full"]["peak"] < rows["plain"]["peak"]
@@ -337,7 +402,9 @@ def test_a_model_of_transformers_is_measured_by_its_own_loss():
 def test_subjects_of_verify_are_subjects_of_the_bench(name, layers):
     if name.startswith("hf:"):
         pytest.importorskip("transformers")
-    subject = subject_of("--subject", name, "--no-time", *chosen("retape full", "retape full, one scope"))
+    subject = subject_of(
+        "--subject", name, "--no-time", *chosen("retape full", "retape full, one scope")
+    )
     assert len(subject["layers"]) == layers
     for row in subject["rows"]:
         assert row["equal"] == "bitwise" or row["skipped"] == "no layers were found" and not layers
@@ -350,16 +417,34 @@ def test_subjects_of_verify_are_subjects_of_the_bench(name, layers):
     ("subject", "told"),
     [
         ("demo:gtp", "no such subject: 'demo:gtp'. Did you mean demo:gpt?"),
-        ("onw:transformer", "no module 'onw' for the subject 'onw:transformer', here or installed. Did you mean own?"),
+        (
+            "onw:transformer",
+            "no module 'onw' for the subject 'onw:transformer', here or installed. Did you mean own?",
+        ),
         ("own:transfomer", "own:transfomer: own has no 'transfomer'. Did you mean transformer?"),
         ("own:ONCE", "own:ONCE: expected a function without arguments, got Normed."),
-        ("own:needs_more", "own:needs_more: expected options of needs_more(width): missing a required argument"),
-        ("mymodels:no_model", "mymodels:no_model: expected a function that makes (model, inputs) or a retape.Step"),
-        ("mymodels:raises", "mymodels:raises: its factory raises RuntimeError: no data <here> & now (mymodels.py:"),
+        (
+            "own:needs_more",
+            "own:needs_more: expected options of needs_more(width): missing a required argument",
+        ),
+        (
+            "mymodels:no_model",
+            "mymodels:no_model: expected a function that makes (model, inputs) or a retape.Step",
+        ),
+        (
+            "mymodels:raises",
+            "mymodels:raises: its factory raises RuntimeError: no data <here> & now (mymodels.py:",
+        ),
         ("own:wrong_shape", "own:wrong_shape: the plain step raises RuntimeError: mat1 and mat2"),
-        ("own:shared", "own:shared: expected a new model at every call of the factory, got the one of the call before"),
+        (
+            "own:shared",
+            "own:shared: expected a new model at every call of the factory, got the one of the call before",
+        ),
         ("own:enabled", "own:enabled: layers are enabled already: blocks.0, blocks.1, blocks.2."),
-        ("own:no_tensor", "own:no_tensor: expected a loss, or tensors of floats, from forward, got none."),
+        (
+            "own:no_tensor",
+            "own:no_tensor: expected a loss, or tensors of floats, from forward, got none.",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_told_by_name_and_leaves_no_artefact(capsys, subject, told):
@@ -370,13 +455,18 @@ def test_what_cannot_be_measured_is_told_by_name_and_leaves_no_artefact(capsys, 
 
 
 def test_a_word_that_is_spelt_like_a_block_is_still_offered_one(capsys):
-    assert "Did you mean 'swiglu'?" in refused(capsys, "--subject", "swigly", "--subject", "own:transformer")
+    assert "Did you mean 'swiglu'?" in refused(
+        capsys, "--subject", "swigly", "--subject", "own:transformer"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--size", "widht=3"], "got widht: got an unexpected keyword argument 'widht'. Did you mean width?"),
+        (
+            ["--size", "widht=3"],
+            "got widht: got an unexpected keyword argument 'widht'. Did you mean width?",
+        ),
         (["--size", "width"], "expected NAME=VALUE, got 'width'"),
         (["--time-size", "width=8", "--memory-only"], "--time-size is of times and gradients"),
         (["--dry", "--compute"], "--dry with --compute: expected one of them"),
@@ -387,7 +477,9 @@ def test_options_that_mean_nothing_are_refused(capsys, words, told):
     assert told in refused(capsys, "--subject", "own:transformer", *words)
 
 
-@pytest.mark.parametrize("words", [["--layer", "a"], ["--size", "a=1"], ["--time-size", "a=1"], ["--dry"]])
+@pytest.mark.parametrize(
+    "words", [["--layer", "a"], ["--size", "a=1"], ["--time-size", "a=1"], ["--dry"]]
+)
 def test_options_of_a_users_model_need_one(capsys, words):
     told = f"{words[0]} is of a model of yours, and --subject names none (package.module:factory)"
     assert told in refused(capsys, "--subject", "swiglu", *words)
@@ -423,4 +515,8 @@ def test_what_the_page_shows_runs_as_written(capsys):
         code, result = bench(*words[2:])
         assert code == 0
         (subject,) = result["subjects"]
-        assert not [row for row in subject["rows"] if row["error"] or row["family"] == "retape" and row["skipped"]]
+        assert not [
+            row
+            for row in subject["rows"]
+            if row["error"] or row["family"] == "retape" and row["skipped"]
+        ]

@@ -105,10 +105,9 @@ def test_names_in_the_plot_lie_neither_on_each_other_nor_on_marks(chromium, page
 
 
 def touch(a: dict[str, float], b: dict[str, float]) -> bool:
-    return (
-        min(a["x"] + a["width"], b["x"] + b["width"]) > max(a["x"], b["x"])
-        and min(a["y"] + a["height"], b["y"] + b["height"]) > max(a["y"], b["y"])
-    )
+    return min(a["x"] + a["width"], b["x"] + b["width"]) > max(a["x"], b["x"]) and min(
+        a["y"] + a["height"], b["y"] + b["height"]
+    ) > max(a["y"], b["y"])
 
 
 @pytest.mark.parametrize("scale", [1, 99, 500], ids=["hundreds", "five digits", "GiB"])
@@ -234,10 +233,14 @@ def test_arrow_keys_walk_through_the_timeline(chromium, page_of):
 
 def test_thousands_of_events_can_still_be_pointed_at(chromium, page_of):
     long = Timeline("retape full", bench_runs.step(300, 0.1))
-    with browser.look(chromium, page_of(bench_runs.run(bench_runs.subject(timelines=[long])))) as seen:
+    with browser.look(
+        chromium, page_of(bench_runs.run(bench_runs.subject(timelines=[long])))
+    ) as seen:
         picture = seen.page.locator("[data-timeline] .scroll svg")
         box = picture.bounding_box()
-        picture.hover(position={"x": box["width"] * 0.55, "y": box["height"] * 0.7})  # when it stands still
+        picture.hover(
+            position={"x": box["width"] * 0.55, "y": box["height"] * 0.7}
+        )  # when it stands still
         seen.page.locator("#tip").wait_for(state="visible")
         assert "aten::native_layer_norm" in tip(seen)
         assert "region block." in tip(seen)
@@ -295,7 +298,18 @@ def test_without_scripts_the_page_is_still_whole(chromium, page_of):
 
 def small_bench(*options: str) -> list[str]:
     sizes = ["--d-model", "64", "--d-ff", "256", "--batch", "1", "--sequence", "512"]
-    return ["bench", "run", "--subject", "up_proj", "--layers", "2", "--dtype", "float32", *sizes, *options]
+    return [
+        "bench",
+        "run",
+        "--subject",
+        "up_proj",
+        "--layers",
+        "2",
+        "--dtype",
+        "float32",
+        *sizes,
+        *options,
+    ]
 
 
 TIMES = ["--time-d-model", "32", "--time-d-ff", "64", "--time-sequence", "16", "--rounds", "2"]
@@ -303,7 +317,10 @@ TIMES = ["--time-d-model", "32", "--time-d-ff", "64", "--time-sequence", "16", "
 
 @pytest.mark.parametrize(
     ("options", "plots"),
-    [(TIMES, ["Memory against time", "Memory against GFLOP"]), (["--memory-only"], ["Memory against GFLOP"])],
+    [
+        (TIMES, ["Memory against time", "Memory against GFLOP"]),
+        (["--memory-only"], ["Memory against GFLOP"]),
+    ],
     ids=["all of it", "memory only"],
 )
 def test_the_page_of_a_bench_that_was_run_is_whole_and_quiet(

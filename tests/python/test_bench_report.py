@@ -44,7 +44,9 @@ RUNS = {
     "full size": bench_runs.run(bench_runs.full_size()),
     "no times": bench_runs.run(bench_runs.subject(rows=[Row("plain", "plain", peak=5, held=2)])),
     "no size": bench_runs.run(bench_runs.subject(size={})),
-    "all alike": bench_runs.run(bench_runs.subject(rows=[bench_runs.row("plain", "plain", 1, 1)] * 3)),
+    "all alike": bench_runs.run(
+        bench_runs.subject(rows=[bench_runs.row("plain", "plain", 1, 1)] * 3)
+    ),
     "of nothing": bench_runs.run(bench_runs.subject(rows=[bench_runs.row("plain", "plain", 0, 0)])),
 }
 
@@ -124,7 +126,14 @@ def test_what_was_not_run_is_one_line_below_the_table_and_no_row():
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([5], "5 B"), ([2048, 3], "2.00 KiB"), ([40 * MIB], "40.0 MiB"), ([5 << 30, 1], "5120.0 MiB"), ([200 << 30], "200.0 GiB"), ([], "0 B")],
+    [
+        ([5], "5 B"),
+        ([2048, 3], "2.00 KiB"),
+        ([40 * MIB], "40.0 MiB"),
+        ([5 << 30, 1], "5120.0 MiB"),
+        ([200 << 30], "200.0 GiB"),
+        ([], "0 B"),
+    ],
 )
 def test_the_largest_value_chooses_the_unit(values, text):
     unit = cells.bytes_unit(values)
@@ -141,8 +150,16 @@ def test_time_delta_is_of_rounds_side_by_side_where_there_are_such():
 
 
 def test_methods_are_told_apart_by_what_they_are_around_only_where_that_is_needed():
-    rows = [Row("torch", "torch", "inner"), Row("torch", "torch", "block"), Row("plain", "plain", "x")]
-    assert cells.labels(Subject("s", "", "", {}, rows=rows)) == ["torch, inner", "torch, block", "plain"]
+    rows = [
+        Row("torch", "torch", "inner"),
+        Row("torch", "torch", "block"),
+        Row("plain", "plain", "x"),
+    ]
+    assert cells.labels(Subject("s", "", "", {}, rows=rows)) == [
+        "torch, inner",
+        "torch, block",
+        "plain",
+    ]
 
 
 def test_the_frontier_is_what_nothing_with_right_gradients_beats_in_both():
@@ -175,7 +192,9 @@ def test_a_terminal_of_the_usual_log_width_holds_the_table(name):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 124, 160, 250])
-@pytest.mark.parametrize("subject", [bench_runs.subject(), bench_runs.full_size()], ids=["small", "full size"])
+@pytest.mark.parametrize(
+    "subject", [bench_runs.subject(), bench_runs.full_size()], ids=["small", "full size"]
+)
 def test_every_cell_that_a_terminal_shows_is_whole(subject, width):
     lines = printed(bench_runs.run(subject), width).splitlines()
     start = next(at for at, line in enumerate(lines) if "───" in line)
@@ -207,7 +226,9 @@ def test_a_wide_terminal_has_every_spread():
     assert line.count("±") == 4
 
 
-@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 200), ("0", 124), ("wide", 124), (None, 124)])
+@pytest.mark.parametrize(
+    ("columns", "width"), [("80", 80), ("200", 200), ("0", 124), ("wide", 124), (None, 124)]
+)
 def test_a_log_is_as_wide_as_columns_says(monkeypatch, columns, width):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
@@ -217,7 +238,10 @@ def test_a_log_is_as_wide_as_columns_says(monkeypatch, columns, width):
 
 
 def test_a_long_method_goes_on_below_in_a_narrow_terminal():
-    rows = [*bench_runs.rows(), bench_runs.row("torch checkpoint, sqrt(n) groups", "torch", 99.9, 0.1)]
+    rows = [
+        *bench_runs.rows(),
+        bench_runs.row("torch checkpoint, sqrt(n) groups", "torch", 99.9, 0.1),
+    ]
     lines = printed(bench_runs.run(bench_runs.subject(rows=rows)), 80).splitlines()
     first = next(i for i, line in enumerate(lines) if "torch checkpoint," in line)
     assert "99.9" in lines[first]
@@ -252,11 +276,16 @@ def test_a_single_round_has_no_spread():
     shown = printed(run, 160) + report.markdown.render(run, ENVIRONMENT)
     assert "+15.8" in shown
     assert "±" not in shown.replace("median ± half", "").replace("± as for times", "")
-    assert "± " not in "".join(line for p in pareto.plot(run.subjects[0], "time").points for line in p.lines)
+    assert "± " not in "".join(
+        line for p in pareto.plot(run.subjects[0], "time").points for line in p.lines
+    )
 
 
 def test_the_mark_is_explained_wherever_it_stands():
-    for run, cost in ((bench_runs.run(), "time, less time"), (bench_runs.memory_only(), "GFLOP, fewer GFLOP")):
+    for run, cost in (
+        (bench_runs.run(), "time, less time"),
+        (bench_runs.memory_only(), "GFLOP, fewer GFLOP"),
+    ):
         meaning = f"on the frontier: less memory takes more {cost} more memory."
         for text in (printed(run), report.markdown.render(run, ENVIRONMENT)):
             assert f"◆ {meaning}" in " ".join(text.split())
@@ -295,7 +324,12 @@ def test_the_bar_says_what_runs_and_how_long_still():
 
 def test_how_long_still_is_told_from_what_parts_like_those_to_come_took():
     now = [0.0]
-    parts = [Part(block, stage, method) for block in "ab" for stage in ("memory", "time") for method in "xy"]
+    parts = [
+        Part(block, stage, method)
+        for block in "ab"
+        for stage in ("memory", "time")
+        for method in "xy"
+    ]
     left = Remaining(parts, clock=lambda: now[0])
 
     def after(seconds, part):
@@ -317,7 +351,11 @@ def test_how_long_still_is_told_from_what_parts_like_those_to_come_took():
 def test_how_long_still_is_not_guessed_from_parts_of_another_stage():
     """As of a quick run: the first parts are slow and few, and most of them are steps that are timed."""
     now = [0.0]
-    parts = [*(Part("a", "memory", method) for method in "xy"), *[Part("a", "time", "x")] * 8, Part("a", "line", "x")]
+    parts = [
+        *(Part("a", "memory", method) for method in "xy"),
+        *[Part("a", "time", "x")] * 8,
+        Part("a", "line", "x"),
+    ]
     left = Remaining(parts, clock=lambda: now[0])
     told = []
     for part in parts[:4]:
@@ -325,7 +363,9 @@ def test_how_long_still_is_not_guessed_from_parts_of_another_stage():
         told.append(left.seconds())
         now[0] += 5 if part.stage == "memory" else 0.1
     assert told[:3] == [None, None, None]
-    assert told[3] == pytest.approx(7 * 0.1 + (5 + 5 + 0.1) / 3)  # of a stage that nothing is known of: the mean
+    assert told[3] == pytest.approx(
+        7 * 0.1 + (5 + 5 + 0.1) / 3
+    )  # of a stage that nothing is known of: the mean
 
 
 def test_parts_that_were_left_out_are_not_waited_for():
@@ -417,11 +457,15 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(name):
     found = Tags(text)
     timelines = sum(len(s.timelines) for s in RUNS[name].subjects)
     assert found.tags.count("script") == 1 + timelines
-    assert not {"img", "iframe", "object", "embed", "link", "base", "form", "use", "image"} & set(found.tags)
+    assert not {"img", "iframe", "object", "embed", "link", "base", "form", "use", "image"} & set(
+        found.tags
+    )
     names = {name for name, _ in found.attributes}
     assert not [name for name in names if name.startswith("on")]
     assert not {"src", "style", "srcset", "xlink:href", "action"} & names
-    assert {value for name, value in found.attributes if name == "href" and not value.startswith("#")} == set()
+    assert {
+        value for name, value in found.attributes if name == "href" and not value.startswith("#")
+    } == set()
     assert "url(" not in text
     assert "@import" not in text
     stated = next(v for n, v in found.attributes if n == "content" and v.startswith("default-src"))
@@ -435,7 +479,9 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(name):
 
 def test_the_page_has_the_machine_and_the_command():
     facts = _artefact.environment()
-    text = "".join(Tags(report.page.render(bench_runs.run(), facts, "retape bench --html x.html")).text)
+    text = "".join(
+        Tags(report.page.render(bench_runs.run(), facts, "retape bench --html x.html")).text
+    )
     for name in ("cpu", "threads", "torch", "blas"):
         assert name in text
         assert str(facts[name]) in text
@@ -454,7 +500,9 @@ def test_the_page_of_many_subjects_opens_with_all_of_them():
 
 
 def test_retapes_own_wrong_gradients_are_loud_and_end_with_1():
-    run = bench_runs.run(bench_runs.subject(rows=[bench_runs.row("retape full", "retape", 1, 1, equal=DIFFERENT)]))
+    run = bench_runs.run(
+        bench_runs.subject(rows=[bench_runs.row("retape full", "retape", 1, 1, equal=DIFFERENT)])
+    )
     assert report.exit_code(run) == 1
     assert report.exit_code(bench_runs.run()) == 0  # somebody else's are in there
     card = next(c for c in report.page.of_run(run, {}).cards if c.label == "bitwise equal")
@@ -529,7 +577,9 @@ def test_whiskers_are_drawn_to_their_ends():
     rows[1].ratio = (0.5, 1.1, 4.0)  # quartiles far from each other, and from all others
     drawn = pareto.plot(bench_runs.subject(rows=rows), "time")
     left, right = drawn.box.x, drawn.box.x + drawn.box.width
-    (start, end) = map(float, re.fullmatch(r"M([\d.]+),[\d.]+H([\d.]+)", drawn.points[1].whisker).groups())
+    (start, end) = map(
+        float, re.fullmatch(r"M([\d.]+),[\d.]+H([\d.]+)", drawn.points[1].whisker).groups()
+    )
     assert left < start < end < right
     middle = float(drawn.points[1].x)
     assert (end - middle) / (middle - start) == pytest.approx((4.0 - 1.1) / (1.1 - 0.5), rel=0.02)
@@ -552,7 +602,11 @@ def test_memory_against_gflop_is_drawn_without_times_and_says_that_it_is_exact()
     plot = pareto.plot(bench_runs.memory_only().subjects[0], "GFLOP")
     assert [point.whisker for point in plot.points] == [""] * len(plot.points)
     best = [point.lines[0] for point in plot.points if point.best]
-    assert best == ["retape cheap", "retape rows", *(f"retape full, last {k} cheap" for k in range(1, 7))]
+    assert best == [
+        "retape cheap",
+        "retape rows",
+        *(f"retape full, last {k} cheap" for k in range(1, 7)),
+    ]
     plain = next(point for point in plot.points if point.lines[0] == "plain")
     assert plain.lines == ["plain", "peak 6240.0 MiB", "GFLOP 9895.6"]
     assert "no noise" in plot.caption and plot.left_out == ""
@@ -570,7 +624,11 @@ def test_rows_at_the_same_place_share_a_mark_that_tells_all_of_them():
     ]
     together, wrong, elsewhere = pareto.plot(bench_runs.subject(rows=rows), "GFLOP").points
     assert wrong.lines[0] == "wrong" and elsewhere.lines[0] == "elsewhere"
-    assert (together.family, together.best, together.label.text) == ("retape", True, "retape cheap + 2")
+    assert (together.family, together.best, together.label.text) == (
+        "retape",
+        True,
+        "retape cheap + 2",
+    )
     assert together.lines == [
         "retape cheap: peak 100.0 MiB",
         "torch checkpoint: peak 100.0 MiB",
@@ -581,7 +639,9 @@ def test_rows_at_the_same_place_share_a_mark_that_tells_all_of_them():
     ]
 
 
-@pytest.mark.parametrize(("low", "high"), [(256.0, 256.01), (256.0, 256.0), (0.1, 0.1001), (1e9, 1e9 + 8)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(256.0, 256.01), (256.0, 256.0), (0.1, 0.1001), (1e9, 1e9 + 8)]
+)
 def test_values_that_are_nearly_the_same_look_so(low, high):
     bottom, top = axis.spanning(low, high)
     assert bottom <= low <= high <= top
@@ -604,14 +664,19 @@ def test_without_times_or_gradients_the_page_says_so_and_still_tells_what_was_sa
     assert page.overview[0].others.label == "torch checkpoint"
     assert "right gradients" not in page.chosen and not page.timed
     whole = report.page.of_run(bench_runs.many(), {})
-    assert whole.lead.endswith("byte by byte, time is taken in interleaved rounds, and gradients are "
-                               "compared with plain autograd's, bit for bit.")
+    assert whole.lead.endswith(
+        "byte by byte, time is taken in interleaved rounds, and gradients are "
+        "compared with plain autograd's, bit for bit."
+    )
     assert "right gradients" in whole.chosen and whole.timed
     assert whole.overview[0].ours.time == cells.Cell("+15.8", "1.2")
 
 
 def test_of_equal_peaks_without_times_the_one_with_the_fewest_gflop_is_the_best():
-    rows = [bench_runs.row(f"retape {gflop}", "retape", 100, 1, gflop=gflop) for gflop in (12.0, 11.0, 13.0)]
+    rows = [
+        bench_runs.row(f"retape {gflop}", "retape", 100, 1, gflop=gflop)
+        for gflop in (12.0, 11.0, 13.0)
+    ]
     for row in rows:
         row.total = row.ratio = None
     assert report.page.least(bench_runs.subject(rows=rows), ours=True).method == "retape 11.0"
@@ -626,7 +691,11 @@ def test_output_discard_of_our_own_is_none_of_the_others():
 
 @pytest.mark.parametrize(
     ("failed", "skipped", "figure", "text"),
-    [(0, 2, "2", "rows: 2 not run"), (1, 0, "1", "row: 1 failed"), (1, 2, "3", "rows: 1 failed, 2 not run")],
+    [
+        (0, 2, "2", "rows: 2 not run"),
+        (1, 0, "1", "row: 1 failed"),
+        (1, 2, "3", "rows: 1 failed, 2 not run"),
+    ],
 )
 def test_a_card_counts_all_that_was_not_measured(failed, skipped, figure, text):
     rows = [Row("x", "torch", error="E")] * failed + [Row("y", "torch", skipped="no y")] * skipped
@@ -637,7 +706,11 @@ def test_a_card_counts_all_that_was_not_measured(failed, skipped, figure, text):
 
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
-    [(0, 10, [0, 2, 4, 6, 8, 10]), (0.11, 0.17, [0.12, 0.14, 0.16]), (3, 3.4, [3, 3.1, 3.2, 3.3, 3.4])],
+    [
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (0.11, 0.17, [0.12, 0.14, 0.16]),
+        (3, 3.4, [3, 3.1, 3.2, 3.3, 3.4]),
+    ],
 )
 def test_ticks_are_round_and_inside(low, high, ticks):
     assert axis.Axis(low, high, 0, 100).ticks(5) == pytest.approx(ticks)
@@ -696,8 +769,15 @@ def test_what_forward_makes_and_drops_is_not_told_to_be_kept():
 
 
 def test_what_lives_until_after_backward_was_kept():
-    events = [Event(8, 8, 1, "kept", "a"), Event(2, 10, 2, "gradient", "b"), Event(-8, 2, 1, "kept", "")]
-    assert [timeline.KINDS[each.kind] for each in timeline.allocations(events)] == ["kept", "gradient"]
+    events = [
+        Event(8, 8, 1, "kept", "a"),
+        Event(2, 10, 2, "gradient", "b"),
+        Event(-8, 2, 1, "kept", ""),
+    ]
+    assert [timeline.KINDS[each.kind] for each in timeline.allocations(events)] == [
+        "kept",
+        "gradient",
+    ]
 
 
 def test_every_kind_has_words_and_a_colour_in_either_theme():
@@ -710,12 +790,17 @@ def test_every_kind_has_words_and_a_colour_in_either_theme():
 
 def test_bytes_that_nobody_allocated_were_there_before():
     events = [Event(8, 108, 1, "kept", "a"), Event(-100, 8, 99, "kept", "b")]
-    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [[100, 8, 0, 0, 0], [0, 8, 0, 0, 0]]
+    assert timeline.live(events, timeline.allocations(events), [0, 1]) == [
+        [100, 8, 0, 0, 0],
+        [0, 8, 0, 0, 0],
+    ]
 
 
 def test_pictures_of_a_subject_share_their_scale_and_stay_small():
     long = Timeline("retape full", bench_runs.step(2000, 0.1))
-    subject = bench_runs.subject(timelines=[Timeline("plain", bench_runs.step(replays=False)), long])
+    subject = bench_runs.subject(
+        timelines=[Timeline("plain", bench_runs.step(replays=False)), long]
+    )
     pictures = report.page.of_run(bench_runs.run(subject), {}).groups[0][1][0].pictures
     assert pictures[0].y_ticks == pictures[1].y_ticks
     assert pictures[1].peak == max(event.current for event in long.events)
@@ -756,10 +841,15 @@ def test_report_shows_an_artefact_again_in_every_format(tmp_path, monkeypatch, c
     page = Path("a/x.html").read_text()
     assert "Some CPU" in page  # of the run, not of this machine
     assert "<pre>retape bench blocks</pre>" in page
-    assert json.loads(Path("build/report.json").read_text())["result"]["subjects"][0]["name"] == "swiglu"
+    assert (
+        json.loads(Path("build/report.json").read_text())["result"]["subjects"][0]["name"]
+        == "swiglu"
+    )
 
 
-def test_the_artefact_of_a_report_has_the_machine_and_the_command_of_the_run(tmp_path, monkeypatch, capsys):
+def test_the_artefact_of_a_report_has_the_machine_and_the_command_of_the_run(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     path = saved_run(tmp_path / "run.json", bench_runs.run(), environment=ENVIRONMENT)
     assert cli.main(["report", path]) == 0

@@ -115,7 +115,9 @@ def test_memory_alone_compares_and_times_nothing(capsys, monkeypatch):
         assert row["equal"] is row["total"] is None
 
 
-def test_what_was_measured_is_printed_and_saved_when_the_next_subject_is_killed(capsys, monkeypatch):
+def test_what_was_measured_is_printed_and_saved_when_the_next_subject_is_killed(
+    capsys, monkeypatch
+):
     task = run.block_task
 
     def killed(name, *args, **options):
@@ -125,7 +127,16 @@ def test_what_was_measured_is_printed_and_saved_when_the_next_subject_is_killed(
         return interrupted if name == "up_proj" else task(name, *args, **options)
 
     monkeypatch.setattr(run, "block_task", killed)
-    words = [*ONE, "--subject", "up_proj", "--memory-only", "--method", "plain", "--json", "out.json"]
+    words = [
+        *ONE,
+        "--subject",
+        "up_proj",
+        "--memory-only",
+        "--method",
+        "plain",
+        "--json",
+        "out.json",
+    ]
     assert cli.main(["bench", *TINY, *words]) == 130
     out = capsys.readouterr().out
     assert "silu_up, 2 layers" in out and "out.json has what was done until then" in out
@@ -146,8 +157,13 @@ def test_every_step_that_takes_time_is_announced_before_it_runs(capsys, monkeypa
     monkeypatch.setattr(run, "progress", watch)
     bench(*TINY, *ONE, "--method", "retape full", *words)
     *parts, total = told
-    assert len(parts) == total == (4 if words else 8)  # memory and gradients; warm-up, one round; timelines
-    assert parts[:2] == ["silu_up, 2 layers, float32: plain", "silu_up, 2 layers, float32: retape full"]
+    assert (
+        len(parts) == total == (4 if words else 8)
+    )  # memory and gradients; warm-up, one round; timelines
+    assert parts[:2] == [
+        "silu_up, 2 layers, float32: plain",
+        "silu_up, 2 layers, float32: retape full",
+    ]
     assert words or parts[2:4] == [part.replace(": ", ": time of ") for part in parts[:2]]
     assert parts[-2:] == [part.replace(": ", ": timeline of ") for part in parts[:2]]
 
@@ -204,9 +220,15 @@ def test_bad_words_are_refused_with_the_right_spelling(capsys):
     assert "There is: float32, bfloat16." in refused(capsys, "--dtype", "fp16")
     assert "expected the name of a file" in refused(capsys, "--markdown", "-")
     assert "expected at least 1" in refused(capsys, "--layers", "0")
-    assert "--layers 99999999999999999999: expected at most 10000" in refused(capsys, "--layers", "9" * 20)
-    assert "--rounds 99999999999999999999: expected at most 100000" in refused(capsys, "--rounds", "9" * 20)
-    assert "--time-batch 99999999999999999999: expected at most" in refused(capsys, "--time-batch", "9" * 20)
+    assert "--layers 99999999999999999999: expected at most 10000" in refused(
+        capsys, "--layers", "9" * 20
+    )
+    assert "--rounds 99999999999999999999: expected at most 100000" in refused(
+        capsys, "--rounds", "9" * 20
+    )
+    assert "--time-batch 99999999999999999999: expected at most" in refused(
+        capsys, "--time-batch", "9" * 20
+    )
     assert "--compare" in refused(capsys, "--fail", "peak:1%")
     assert "Did you mean --quick?" in refused(capsys, "--quik")
 
@@ -232,7 +254,14 @@ def test_a_size_that_memory_does_not_hold_is_refused_by_name(capsys, words):
 
 
 def drawn(*words: str) -> list[str]:
-    methods = ("--method", "retape full", "--method", "retape full, one scope", "--method", "selective")
+    methods = (
+        "--method",
+        "retape full",
+        "--method",
+        "retape full, one scope",
+        "--method",
+        "selective",
+    )
     code, result = bench(*TINY, *ONE, "--memory-only", *methods, *words)
     assert code == 0
     return [timeline["method"] for timeline in result["subjects"][0]["timelines"]]
@@ -247,7 +276,9 @@ def test_whose_timelines_are_drawn_can_be_chosen(capsys):
 def test_a_timeline_of_what_is_no_row_is_refused(capsys):
     one = ("--quick", "--memory-only")
     told = refused(capsys, *one, "--timeline", "torch reentrant")
-    assert "--timeline 'torch reentrant': no subject has that row. Fix: --method chooses it." in told
+    assert (
+        "--timeline 'torch reentrant': no subject has that row. Fix: --method chooses it." in told
+    )
     assert "Did you mean 'selective'?" in refused(capsys, *one, "--timeline", "selectiv")
 
 
@@ -332,7 +363,11 @@ def test_a_peer_that_fails_while_it_is_timed_is_a_row_and_others_go_on(capsys, m
     code, result = bench(*FAILING, "--method", "retape full")
     assert code == 0
     plain, peer, full = result["subjects"][0]["rows"]
-    assert (peer["error"], peer["total"], peer["equal"]) == ("RuntimeError: not twice", None, "bitwise")
+    assert (peer["error"], peer["total"], peer["equal"]) == (
+        "RuntimeError: not twice",
+        None,
+        "bitwise",
+    )
     assert all(row["total"] and row["ratio"] and not row["error"] for row in (plain, full))
     assert "selective: failed: RuntimeError: not twice" in capsys.readouterr().out
 
@@ -353,7 +388,9 @@ def test_retape_that_fails_while_it_is_timed_breaks_its_promise(capsys, monkeypa
     assert bench(*FAILING)[0] == 1
 
 
-def test_what_is_compiled_in_the_warm_up_is_compiled_for_the_threads_that_are_timed(capsys, monkeypatch):
+def test_what_is_compiled_in_the_warm_up_is_compiled_for_the_threads_that_are_timed(
+    capsys, monkeypatch
+):
     works, seen = METHODS["selective"].apply, []
 
     def apply(layers, x):
@@ -367,7 +404,9 @@ def test_what_is_compiled_in_the_warm_up_is_compiled_for_the_threads_that_are_ti
 
 
 @pytest.mark.parametrize(("words", "is_timed"), [((), True), (("--no-time",), False)])
-def test_how_many_threads_were_timed_is_a_fact_of_the_run_and_not_of_the_process(capsys, words, is_timed):
+def test_how_many_threads_were_timed_is_a_fact_of_the_run_and_not_of_the_process(
+    capsys, words, is_timed
+):
     with timing.threads(2):
         bench(*TINY, *ONE, "--method", "plain", *words, "--markdown", "a.md")
     facts = json.loads(Path("out.json").read_text())["environment"]
@@ -376,13 +415,19 @@ def test_how_many_threads_were_timed_is_a_fact_of_the_run_and_not_of_the_process
     assert ("| timed with | 1 thread |" in Path("a.md").read_text()) is is_timed
 
 
-EIGHT = (*"--d-model 32 --d-ff 64 --sequence 16 --layers 8 --no-time".split(), "--subject", "swiglu")
+EIGHT = (
+    *"--d-model 32 --d-ff 64 --sequence 16 --layers 8 --no-time".split(),
+    "--subject",
+    "swiglu",
+)
 
 
 def test_equal_gradients_that_are_all_zero_prove_nothing(capsys, monkeypatch):
     """With torch's own initialisation, those of eight swiglu layers are."""
     task = run.block_task
-    monkeypatch.setattr(run, "block_task", lambda name, size, scaled: task(name, size, scaled=False))
+    monkeypatch.setattr(
+        run, "block_task", lambda name, size, scaled: task(name, size, scaled=False)
+    )
     code, result = bench(*EIGHT, "--dtype", "float32", "--method", "retape full")
     assert code == 6
     assert [row["equal"] for row in result["subjects"][0]["rows"]] == ["all zero", "all zero"]
@@ -415,7 +460,10 @@ def test_bfloat16_is_timed_at_a_size_that_a_cpu_multiplies_in_seconds(capsys):
     # Of one product: wide, with fewer tokens.
     float32 = (2048, 2048, 2, 128)
     assert time_sizes() == {"float32": float32, "bfloat16": (1024, 512, 2, 64)}
-    assert time_sizes(block="fp32_cast") == {"float32": float32, "bfloat16": float32}  # its products are
+    assert time_sizes(block="fp32_cast") == {
+        "float32": float32,
+        "bfloat16": float32,
+    }  # its products are
     quick = ("--quick", "--dtype", "float32", "--dtype", "bfloat16")
     assert time_sizes(*quick) == {"float32": (256, 1024, 2, 256), "bfloat16": bfloat16}
 
@@ -447,8 +495,14 @@ class {name}:
         calls.append(("discard", tuple(hook.shape)))
 """
 DISCARDING = {
-    "OLMo-core's output discard": ("olmo_core.nn.output_discard_checkpoint", "OutputDiscardCheckpoint"),
-    "Megatron's output discard": ("megatron.core.tensor_parallel.random", "CheckpointWithoutOutput"),
+    "OLMo-core's output discard": (
+        "olmo_core.nn.output_discard_checkpoint",
+        "OutputDiscardCheckpoint",
+    ),
+    "Megatron's output discard": (
+        "megatron.core.tensor_parallel.random",
+        "CheckpointWithoutOutput",
+    ),
 }
 
 
@@ -463,7 +517,9 @@ def _no_stub_stays():
 
 @pytest.mark.usefixtures("_no_stub_stays")
 @pytest.mark.parametrize("method", DISCARDING)
-def test_output_discard_of_others_is_what_is_called_around_the_inner_part(method, tmp_path, monkeypatch):
+def test_output_discard_of_others_is_what_is_called_around_the_inner_part(
+    method, tmp_path, monkeypatch
+):
     """A package that has their names and no more: one that is installed is not asked."""
     module, name = DISCARDING[method]
     package = module.partition(".")[0]

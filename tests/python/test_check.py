@@ -86,7 +86,9 @@ def test_an_observer_tells_a_write_past_the_dispatcher_from_memory_that_was_lost
 @pytest.mark.parametrize("folder", ["torch", "retape"])
 def test_a_line_of_the_users_is_told_wherever_their_folders_lie(folder, tmp_path) -> None:
     file = tmp_path / folder / "model.py"
-    code = "def forward(w):\n    h = w * 2\n    h.detach().numpy()[0] = 9\n    return (h + 1).sin()\n"
+    code = (
+        "def forward(w):\n    h = w * 2\n    h.detach().numpy()[0] = 9\n    return (h + 1).sin()\n"
+    )
     names: dict = {}
     exec(compile(code, str(file), "exec"), names)
     with retape._C.Observer() as observer:

@@ -109,7 +109,9 @@ def test_an_error_of_retapes_own_is_one_line_and_no_word_of_gradients(monkeypatc
     assert cli.main(["doctor"]) == _text.Exit.INTERNAL == 70
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
-    expected = r"\[retape doctor\] internal error: TypeError: no�\[31m such thing \(retape/cli.py:\d+\)"
+    expected = (
+        r"\[retape doctor\] internal error: TypeError: no�\[31m such thing \(retape/cli.py:\d+\)"
+    )
     assert re.fullmatch(expected + r"\. RETAPE_DEBUG=1 shows the stack\.\n", err)
 
 
@@ -119,7 +121,9 @@ def test_the_stack_of_an_error_of_retapes_own_is_shown_to_who_asks_for_it(monkey
     assert cli.main(["doctor"]) == 70
     err = capsys.readouterr().err
     assert "Traceback" in err
-    assert err.rstrip().splitlines()[-1].startswith("[retape doctor] internal error: KeyError: 'x' (")
+    assert (
+        err.rstrip().splitlines()[-1].startswith("[retape doctor] internal error: KeyError: 'x' (")
+    )
 
 
 def test_what_a_user_can_mend_is_no_error_of_retapes_own(monkeypatch, capsys):
@@ -133,20 +137,38 @@ def test_a_reader_that_is_gone_is_no_difference_of_gradients():
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE)
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE
+        )
     finally:
         os.close(writer)
     assert done.returncode == _text.Exit.UNREAD == 141, done.stderr
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [("report", "a.json"), ("report", "a.json", "--html", "/dev/full")])
+@pytest.mark.parametrize(
+    "words", [("report", "a.json"), ("report", "a.json", "--html", "/dev/full")]
+)
 def test_a_disk_that_is_full_is_no_error_of_retapes_own(tmp_path, words):
-    made = [sys.executable, "-m", "retape", "bench", "--subject", "up_proj", "--memory-only", "--json", "a.json"]
+    made = [
+        sys.executable,
+        "-m",
+        "retape",
+        "bench",
+        "--subject",
+        "up_proj",
+        "--memory-only",
+        "--json",
+        "a.json",
+    ]
     subprocess.run([*made, "--layers", "1"], cwd=tmp_path, check=True, capture_output=True)
     with open("/dev/full" if "--html" not in words else os.devnull, "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "retape", *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "retape", *words],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
         )
     assert "No space left on device" in ended.stderr
     assert ended.returncode == 2
@@ -154,7 +176,10 @@ def test_a_disk_that_is_full_is_no_error_of_retapes_own(tmp_path, words):
 
 def test_a_program_without_standard_output_does_its_work():
     ended = subprocess.run(
-        f"{sys.executable} -m retape doctor --json /dev/null >&-", shell=True, stderr=subprocess.PIPE, text=True
+        f"{sys.executable} -m retape doctor --json /dev/null >&-",
+        shell=True,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -207,7 +232,9 @@ def test_doctor_checks_where_it_can_write_nothing_and_says_so(capsys):
     assert "bit-identical" in out and "Everything works." in out
     assert "No artefact: cannot write build/doctor.json (" in out and "Fix: --json PATH" in out
     assert "build/report.json (" in usage_error(capsys, "report", "run.json")  # others need theirs
-    assert "build/mine.json (" in usage_error(capsys, "doctor", "--json", "build/mine.json")  # so was it asked for
+    assert "build/mine.json (" in usage_error(
+        capsys, "doctor", "--json", "build/mine.json"
+    )  # so was it asked for
 
 
 def test_json_to_stdout_is_json_and_nothing_else(capsys):

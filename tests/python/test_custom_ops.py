@@ -320,7 +320,9 @@ def test_the_report_of_enabled_layers_names_kept_ops() -> None:
         for _ in range(70):  # more than are counted one by one
             model(torch.ones(16, 16)).sum().backward()
         assert report.kept_ops == {by_name(op): 2 * 70 * 1024}
-        assert f'143360 bytes kept that retape.replayable("{by_name(op)}") would drop' in str(report)
+        assert f'143360 bytes kept that retape.replayable("{by_name(op)}") would drop' in str(
+            report
+        )
 
 
 def test_verify_names_kept_ops() -> None:
@@ -328,7 +330,9 @@ def test_verify_names_kept_ops() -> None:
     model = Scales(op)
     verdict = retape.verify(model, torch.ones(16, 16), orders=True)
     assert verdict
-    assert [(kept.op, kept.values, kept.bytes) for kept in verdict.kept_ops] == [(by_name(op), 1, 1024)]
+    assert [(kept.op, kept.values, kept.bytes) for kept in verdict.kept_ops] == [
+        (by_name(op), 1, 1024)
+    ]
     line = f'kept: {by_name(op)}, 1 result, 1024 bytes; replayable("{by_name(op)}") would let replay drop it'
     assert line in verdict.explain()
     assert verdict.to_dict()["kept_ops"] == [{"op": by_name(op), "values": 1, "bytes": 1024}]
@@ -424,7 +428,9 @@ def test_an_op_that_draws_from_two_generators_is_kept() -> None:
     name = f"op{next(numbers)}"
     LIBRARY.define(f"{name}(Tensor x, Generator a, Generator b) -> Tensor")
     LIBRARY.impl(
-        name, lambda x, a, b: x * torch.rand(x.shape, generator=a) * torch.rand(x.shape, generator=b), "CPU"
+        name,
+        lambda x, a, b: x * torch.rand(x.shape, generator=a) * torch.rand(x.shape, generator=b),
+        "CPU",
     )
     retape.replayable(f"retape_test_ops::{name}")
     op = getattr(torch.ops.retape_test_ops, name)
@@ -439,7 +445,9 @@ def test_an_op_that_draws_from_two_generators_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("name", "known"), [("_flash_attn_forward", True), ("another_op", False)])
-def test_ops_of_popular_libraries_that_are_known_to_be_pure_are_replayed(name: str, known: bool) -> None:
+def test_ops_of_popular_libraries_that_are_known_to_be_pure_are_replayed(
+    name: str, known: bool
+) -> None:
     calls: list[Tensor] = []
 
     def kernel(x: Tensor) -> Tensor:

@@ -50,7 +50,9 @@ def test_sums_are_in_place_for_every_dtype(told):
         assert line["async"] == [3, 3]
         assert (line["size"], line["index"], line["is one"]) == (RANKS, rank, True)
         assert line["repr"] == f'<Group "sums" of 3, index {rank}>'
-        assert "expected a timeout of less than a year, in seconds, got inf" in line["endless"]["text"]
+        assert (
+            "expected a timeout of less than a year, in seconds, got inf" in line["endless"]["text"]
+        )
         assert "a timeout of 0 ms. Fix: at least 1 ms" in line["none"]["text"]
 
 
@@ -380,7 +382,10 @@ def test_ranks_without_the_report_say_who_has_it(told):
     first, *others = told("gradcheck_of_dtensors")
     assert "different: 3 of 3 comparisons" in first["wrong"]["text"]
     for line in others:
-        assert line["wrong"]["text"] == "[GradCheck] different: rank 0 has the report, with the reasons."
+        assert (
+            line["wrong"]["text"]
+            == "[GradCheck] different: rank 0 has the report, with the reasons."
+        )
 
 
 def test_pickle_is_out_of_order_in_all_of_this(told):
@@ -423,15 +428,26 @@ def test_a_replicated_value_in_a_sum_is_a_type_error_with_the_fix():
 def test_a_tensor_that_does_not_say_what_it_is_is_a_type_error_with_the_fix(kind):
     tensor = torch.ones(2)
     value = kind(tensor)
-    for add in (lambda: value + tensor, lambda: tensor + value, lambda: tensor - value, lambda: value + 1):
-        with pytest.raises(TypeError, match=r"does not say what it is. Fix: Partial\(tensor\), if the sum"):
+    for add in (
+        lambda: value + tensor,
+        lambda: tensor + value,
+        lambda: tensor - value,
+        lambda: value + 1,
+    ):
+        with pytest.raises(
+            TypeError, match=r"does not say what it is. Fix: Partial\(tensor\), if the sum"
+        ):
             add()
 
 
 def test_a_value_of_a_value_is_a_type_error():
-    with pytest.raises(TypeError, match=r"\[Partial\] expected a tensor, got a Replicated. Fix: contribute_once"):
+    with pytest.raises(
+        TypeError, match=r"\[Partial\] expected a tensor, got a Replicated. Fix: contribute_once"
+    ):
         rd.Partial(rd.Replicated(torch.ones(2)))
-    with pytest.raises(TypeError, match=r"\[Replicated\] expected a tensor, got a Partial. Fix: Group.sum"):
+    with pytest.raises(
+        TypeError, match=r"\[Replicated\] expected a tensor, got a Partial. Fix: Group.sum"
+    ):
         rd.Replicated(rd.Partial(torch.ones(2)))
     with pytest.raises(TypeError, match=r"got a Partial. Fix: its .value"):
         rd.Partial(rd.Partial(torch.ones(2)))
@@ -563,7 +579,10 @@ def test_fsdp_sums_wants_fully_shard_first():
 
 
 def test_shards_are_at_least_one():
-    with pytest.raises(retape.UsageError, match=r"\[even_shards\] expected rows, and at least one shard, got 10 and 0"):
+    with pytest.raises(
+        retape.UsageError,
+        match=r"\[even_shards\] expected rows, and at least one shard, got 10 and 0",
+    ):
         rd.even_shards(10, 0)
 
 

@@ -23,7 +23,10 @@ def test_all_counts_of_a_step_are_denominators(alone):
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("rows", "was not counted. There is: none, tokens"), ("none", "there is nothing to divide by")],
+    [
+        ("rows", "was not counted. There is: none, tokens"),
+        ("none", "there is nothing to divide by"),
+    ],
 )
 def test_what_is_no_denominator_says_why(alone, name, told):
     counts = rd.StepCounts(alone, tokens=4, none=0)
@@ -58,11 +61,15 @@ def test_what_is_summed_says_what_it_is(alone):
     tensor = torch.ones(2)
     alone.sum("a", rd.Partial(tensor))
     alone.sum_async("a", tensor, ordered=True).wait()
-    with pytest.raises(TypeError, match=r"\[Group.sum\] 'a': a Replicated value.*Fix: retape.dist.contribute_once"):
+    with pytest.raises(
+        TypeError, match=r"\[Group.sum\] 'a': a Replicated value.*Fix: retape.dist.contribute_once"
+    ):
         alone.sum("a", rd.Replicated(tensor))
     with pytest.raises(TypeError, match="expected a tensor or a Partial, got list"):
         alone.sum_async("a", [1.0])
-    with pytest.raises(TypeError, match=r"\[normalize\] expected a tensor, got Partial. Fix: its .value."):
+    with pytest.raises(
+        TypeError, match=r"\[normalize\] expected a tensor, got Partial. Fix: its .value."
+    ):
         rd.normalize(rd.Partial(tensor), rd.count_global("n", 1, alone))
     with pytest.raises(retape.UsageError, match="is Short, which transports do not add"):
         alone.sum("a", tensor.to(torch.int16))

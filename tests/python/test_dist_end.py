@@ -248,10 +248,14 @@ def start(program: str, ranks: int = 2) -> list[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("program", [ENDS, ENDS_WITHOUT_A_GROUP])
-def test_the_host_of_the_store_ends_with_the_others_and_is_named_at_once_by_one_that_waits_for_it(program):
+def test_the_host_of_the_store_ends_with_the_others_and_is_named_at_once_by_one_that_waits_for_it(
+    program,
+):
     host, other = start(program)
     assert host.stdout.readline() == "ends\n"
-    with pytest.raises(subprocess.TimeoutExpired):  # it serves; and the other has asked it several times
+    with pytest.raises(
+        subprocess.TimeoutExpired
+    ):  # it serves; and the other has asked it several times
         host.wait(timeout=1)
     told, noise = other.communicate("go on\n", timeout=60)  # the timeout of a call is half an hour
     assert told.startswith("[0] ")
@@ -351,7 +355,9 @@ def test_who_waits_beside_a_rank_that_came_and_ended_stops_waiting():
 def test_a_host_with_a_call_that_nobody_waits_for_ends_when_the_others_have_ended():
     host, other = start(LEAVES_A_CALL)
     assert other.communicate(timeout=60) == ("", "")
-    assert "ValueError: for a reason of its own" in host.communicate(timeout=50)[1]  # it would serve for a minute
+    assert (
+        "ValueError: for a reason of its own" in host.communicate(timeout=50)[1]
+    )  # it would serve for a minute
     assert (host.returncode, other.returncode) == (1, 0)
 
 

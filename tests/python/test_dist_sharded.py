@@ -61,5 +61,5 @@ def test_a_gradient_that_is_not_reduced_has_no_norm(told):
 def test_a_reducer_takes_no_dtensors(told, call):
     for line in told("refused"):
         assert line[call]["kind"] == "UsageError"
-        assert "[SumReducer] \"w\" is a DTensor" in line[call]["text"]
+        assert '[SumReducer] "w" is a DTensor' in line[call]["text"]
         assert "Fix: fsdp_sums(model)" in line[call]["text"]

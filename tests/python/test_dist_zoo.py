@@ -117,7 +117,9 @@ def test_means_of_means_are_invisible_where_all_have_as_many_tokens(zoo, name):
     assert max(row["error"] for row in rows) < 1e-14
 
 
-@pytest.mark.parametrize("name", ["microbatch_means", "token_means", "rows_dropped", "state_left_over"])
+@pytest.mark.parametrize(
+    "name", ["microbatch_means", "token_means", "rows_dropped", "state_left_over"]
+)
 def test_what_differs_with_ragged_shards_alone_has_each_such_cause_as_a_candidate(zoo, name):
     rows = [row for row in zoo[name, True]["rows"] if row["kind"] == "different"]
     said = "only with ragged shards (4 is equal). Candidates: a mean of each rank's mean"

@@ -21,7 +21,9 @@ def test_a_scope_records_nothing():
     assert not retape.is_eager()
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "rerun"}, {"method": "rerun", "use_reentrant": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"method": "rerun"}, {"method": "rerun", "use_reentrant": True}]
+)
 def test_a_checkpointed_function_runs_once(options):
     calls = []
 
@@ -38,7 +40,9 @@ def test_a_checkpointed_function_runs_once(options):
 
 def test_a_context_of_the_user_is_entered_and_a_selective_one_is_not():
     def selective():
-        return create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.MUST_RECOMPUTE)
+        return create_selective_checkpoint_contexts(
+            lambda *_, **__: CheckpointPolicy.MUST_RECOMPUTE
+        )
 
     def autocast():
         return torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16)

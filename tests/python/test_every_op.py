@@ -122,7 +122,9 @@ def _grads(
 Way = Callable[[Callable[[], list[torch.Tensor]]], tuple[list[torch.Tensor], Callable[[], int]]]
 
 
-def plain(forward: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], Callable[[], int]]:
+def plain(
+    forward: Callable[[], list[torch.Tensor]],
+) -> tuple[list[torch.Tensor], Callable[[], int]]:
     return forward(), lambda: 0
 
 

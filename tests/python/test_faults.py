@@ -122,7 +122,9 @@ def test_a_finding_alone_makes_it_different(name: str) -> None:
 
 
 def test_where_it_does_not_strike_nothing_is_proved() -> None:
-    result = run(Case("demo:gpt", fault="private-generator"))  # which draws from the default one only
+    result = run(
+        Case("demo:gpt", fault="private-generator")
+    )  # which draws from the default one only
     assert (result.kind, result.hits) == ("vacuous", 0)
     assert result.cause.startswith("the fault private-generator did not strike")
 

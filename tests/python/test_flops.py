@@ -57,7 +57,9 @@ def test_a_convolutions_flops_are_torchs(name: str, needs_grad: bool) -> None:
         return convolution(x)
 
     expected = torchs(step)
-    if convolution.groups > 1:  # torch's counter takes a weight's gradient to be of all channels with all
+    if (
+        convolution.groups > 1
+    ):  # torch's counter takes a weight's gradient to be of all channels with all
         with FlopCounterMode(display=False) as forward:
             step()
         expected = forward.get_total_flops() * (2 + needs_grad)

@@ -387,7 +387,9 @@ def test_a_value_that_a_graph_has_held_may_change_after_the_scope() -> None:
         x = leaf(4, 4)
         with scope:
             h = x.sigmoid()
-            torch.autograd.grad(h.sum(), x, retain_graph=False)  # the graph that h was kept for is gone
+            torch.autograd.grad(
+                h.sum(), x, retain_graph=False
+            )  # the graph that h was kept for is gone
             h = h.detach()
             y = (x + h).sin()
         h.add_(1)
@@ -424,8 +426,12 @@ def accumulated(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", NOT_RECORDED)
-@pytest.mark.parametrize("policy", [retape.Policy.full().anchors(False), retape.Policy.cheap()], ids=["full", "cheap"])
-def test_what_the_scope_made_and_did_not_record_may_change_after_it(kind: str, policy: retape.Policy) -> None:
+@pytest.mark.parametrize(
+    "policy", [retape.Policy.full().anchors(False), retape.Policy.cheap()], ids=["full", "cheap"]
+)
+def test_what_the_scope_made_and_did_not_record_may_change_after_it(
+    kind: str, policy: retape.Policy
+) -> None:
     def program(scope) -> tuple[Tensor, Tensor]:
         x = leaf(4, 4)
         with scope:

@@ -405,9 +405,18 @@ def test_what_makes_no_sense_is_refused():
         ({"w": 1.0}, "distributed: gradient 'w': expected a tensor or None, got float. Fix: "),
         ([torch.ones(2)], "distributed: expected an Outcome or a dict of gradients, got list"),
         ({1: torch.ones(2)}, "distributed: gradient: expected a dict by name, got dict. Fix: "),
-        (retape.dist.Outcome([]), "distributed: gradient: expected a dict by name, got list. Fix: "),
-        (retape.dist.Outcome({}, {"w": 1}), "distributed: parameter 'w': expected a tensor or None"),
-        (retape.dist.Outcome({}, norms={"all": torch.ones(2)}), "norm 'all': expected a number, got Ten"),
+        (
+            retape.dist.Outcome([]),
+            "distributed: gradient: expected a dict by name, got list. Fix: ",
+        ),
+        (
+            retape.dist.Outcome({}, {"w": 1}),
+            "distributed: parameter 'w': expected a tensor or None",
+        ),
+        (
+            retape.dist.Outcome({}, norms={"all": torch.ones(2)}),
+            "norm 'all': expected a number, got Ten",
+        ),
     ):
         with pytest.raises(retape.UsageError, match=said):
             check_alone(distributed=lambda case, given=given: given).run()

@@ -176,7 +176,9 @@ def stored(tmp_path, monkeypatch):
 
     def store(result: dict, bare: bool = False) -> None:
         facts = {"retape": "9.9", "torch": "8.8", "python": "7.7", "cpu": "an abacus"}
-        made = _artefact.artefact("gradcheck", {}, result, 1, "retape gradcheck a:b --ranks 4", facts)
+        made = _artefact.artefact(
+            "gradcheck", {}, result, 1, "retape gradcheck a:b --ranks 4", facts
+        )
         Path("run.json").write_text(json.dumps(result if bare else made))
 
     return store
@@ -191,7 +193,13 @@ def test_report_shows_an_artefact_as_the_command_did(stored, capsys):
     shown = capsys.readouterr().out
     assert printed(found, text=text).rstrip() in shown
     page_text = Path("out.html").read_text()
-    for word in ("4 times the reference: n_ranks", "up to 4 ranks", "--ranks 4", "torch 8.8", "an abacus"):
+    for word in (
+        "4 times the reference: n_ranks",
+        "up to 4 ranks",
+        "--ranks 4",
+        "torch 8.8",
+        "an abacus",
+    ):
         assert word in page_text, word
     lines = list(csv.DictReader(Path("out.csv").open()))
     assert len(lines) == len(found["rows"])
@@ -213,7 +221,12 @@ def test_report_shows_what_cpp_gives(stored, capsys):
     assert re.search(r"4 +float64 +✗ ∞", shown)
     assert "different: 6 of 12 comparisons (1; 4)" in shown
     assert '[4; float64; term1] gradient "<img src=x onerror=alert(1)>' in shown
-    for word in ("4 times the reference", "self-test at 4: 1 of 2 mutants", "note: all shards", "vacuous: one"):
+    for word in (
+        "4 times the reference",
+        "self-test at 4: 1 of 2 mutants",
+        "note: all shards",
+        "vacuous: one",
+    ):
         assert word in shown, word
     assert "run by ranks and by one process" in Path("out.html").read_text()
 
@@ -232,7 +245,11 @@ def test_report_shows_how_ranks_failed(stored, capsys):
     ("change", "words", "said"),
     [
         ({}, ["--judge"], "--judge is for what a bench measured, and run.json is of a gradcheck"),
-        ({"kind": "odd"}, [], "expected comparisons as this version of Retape writes them, got KeyError"),
+        (
+            {"kind": "odd"},
+            [],
+            "expected comparisons as this version of Retape writes them, got KeyError",
+        ),
         ({"rows": [{}]}, [], "expected comparisons as this version"),
         ({"exit_code": 77}, [], "expected comparisons as this version"),
     ],

@@ -87,16 +87,22 @@ def test_a_rank_has_no_rows_so_that_a_count_of_at_least_one_is_seen(reports):
     assert {row["topology"] for row in report["rows"]} == {"4", "4, ragged", "4, empty"}
     rows = wrong(report)
     assert {row["topology"] for row in rows} == {"4, empty"}
-    said = "only where a rank has no rows (4 is equal). Candidates: a count of at least 1 for 0 rows"
+    said = (
+        "only where a rank has no rows (4 is equal). Candidates: a count of at least 1 for 0 rows"
+    )
     assert all(said in row["reason"] for row in rows)
 
 
 @pytest.mark.parametrize("how", ["", "_without_self_test", "_summed_by_torch"])
 @pytest.mark.parametrize("name", ["alike_rows", "mean_of_means_of_alike_rows"])
-def test_where_rows_are_alike_a_note_says_that_a_mean_of_means_would_not_be_seen(reports, name, how):
+def test_where_rows_are_alike_a_note_says_that_a_mean_of_means_would_not_be_seen(
+    reports, name, how
+):
     report = reports[name + how]
     assert report["kind"] == "equal", report["text"]
-    (note,) = [note for note in report["notes"] if "a mean of each rank's mean would not be seen" in note]
+    (note,) = [
+        note for note in report["notes"] if "a mean of each rank's mean would not be seen" in note
+    ]
     assert 'term "fit" with 4, ragged' in note
     assert "Fix: rows that differ" in note
 
@@ -151,7 +157,9 @@ def test_with_rows_one_name_of_several_that_a_rank_leaves_out_is_different(repor
 def test_in_pools_a_rank_that_returns_nothing_is_noted(reports):
     report = reports["left_out_on_one_rank_of_a_pool"]
     assert report["kind"] == "equal"
-    (note,) = [note for note in report["notes"] if "rank 1 returns nothing (in 4; 4, ragged" in note]
+    (note,) = [
+        note for note in report["notes"] if "rank 1 returns nothing (in 4; 4, ragged" in note
+    ]
     assert "not compared" in note
 
 
@@ -178,7 +186,9 @@ def test_a_pool_that_has_parameters_of_its_own_is_noted_once(reports):
 
 
 def test_a_rest_that_float32_leaves_is_named_with_a_factor_and_without(reports):
-    rest = "float32 rounds like that. Candidates: a part of the step that computes or sends in float32"
+    rest = (
+        "float32 rounds like that. Candidates: a part of the step that computes or sends in float32"
+    )
     factors = {
         "through_float32": "no factor explains it (alpha 1,",
         "average_through_float32": "0.25 times the reference: 1 / n_ranks, or 1 / microbatches if there are 4",

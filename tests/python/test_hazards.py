@@ -60,7 +60,9 @@ def test_replay_has_the_bits_of_plain_autograd_or_its_error(hazard) -> None:
 
 EQUAL = Cell(hazards.EQUAL, again=1)
 WRONG = Cell(hazards.DIFFERENT, "off by 42 %", "gradients off by 42 %", again=1)
-MISMATCH = Cell(hazards.ERROR, error="ReplayMismatch: [checkpoint] tensor 2 differs", is_mismatch=True)
+MISMATCH = Cell(
+    hazards.ERROR, error="ReplayMismatch: [checkpoint] tensor 2 differs", is_mismatch=True
+)
 CRASH = Cell(hazards.ERROR, error="TypeError: no such argument")
 IN_PLACE = "RuntimeError: one of the variables has been modified by an inplace operation: "
 PLAIN_RAISES = Cell(hazards.ERROR, error=IN_PLACE + "[torch.FloatTensor [8]]")

@@ -72,7 +72,9 @@ def includes(root: Path) -> Iterator[Include]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             found = re.match(r'#include (?:"([^"]+)"|<(retape/[^>]+)>)', line)
             if found:
-                yield Include(path.relative_to(root / "src").as_posix(), number, found[1] or found[2])
+                yield Include(
+                    path.relative_to(root / "src").as_posix(), number, found[1] or found[2]
+                )
 
 
 def folder(path: str) -> str | None:
@@ -85,7 +87,9 @@ def folder(path: str) -> str | None:
 
 def upward(all_of_them: list[Include]) -> list[Include]:
     rank = {name: number for number, name in enumerate(FOLDERS)}
-    return [i for i in all_of_them if (to := folder(i.target)) and rank[to] < rank[folder(i.source)]]
+    return [
+        i for i in all_of_them if (to := folder(i.target)) and rank[to] < rank[folder(i.source)]
+    ]
 
 
 def header_cycle(all_of_them: list[Include]) -> list[str]:
@@ -155,11 +159,15 @@ def test_it_finds_an_upward_include_with_its_line(tree: Path) -> None:
     (tree / "src/record/recorder.cpp").write_text('#include "tape/value.h"\n')
     assert upward(list(includes(tree))) == []
     (tree / "src/tape/value.h").write_text('#pragma once\n\n#include "record/recorder.h"\n')
-    assert [str(i) for i in upward(list(includes(tree)))] == ["src/tape/value.h:3: record/recorder.h"]
+    assert [str(i) for i in upward(list(includes(tree)))] == [
+        "src/tape/value.h:3: record/recorder.h"
+    ]
 
 
 def test_it_finds_a_public_header_of_a_folder_above(tree: Path) -> None:
-    (tree / "src/tape/value.h").write_text("#include <retape/verify.h>\n#include <retape/error.h>\n")
+    (tree / "src/tape/value.h").write_text(
+        "#include <retape/verify.h>\n#include <retape/error.h>\n"
+    )
     assert [str(i) for i in upward(list(includes(tree)))] == ["src/tape/value.h:1: retape/verify.h"]
 
 

@@ -77,7 +77,10 @@ def test_jacobians_and_batched_gradients_are_torchs(batched: bool) -> None:
 
 def test_anomaly_mode_names_the_line() -> None:
     x = torch.full((4, 4), -1.0, requires_grad=True)
-    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(RuntimeError, match="PowBackward0"):
+    with (
+        torch.autograd.detect_anomaly(check_nan=True),
+        pytest.raises(RuntimeError, match="PowBackward0"),
+    ):
         with retape.recompute("full"):
             y = (x * 2).pow(0.5).sum()
         y.backward()
@@ -296,8 +299,16 @@ def test_norms_have_stocks_bits_whatever_comes_and_however_it_lies(
     x, w, b = leaves_of((6, 40, 6, 8), (40,), dtype, dtype)
     factor = torch.linspace(0, 2, x.numel()).to(dtype).view(6, 40, 6, 8)
     for comes, loss_of in COMES.items():
-        for needs in [(True, True, True), (True, False, False), (False, True, True), (True, False, True)]:
-            leaves = [t.detach().requires_grad_(needed) for t, needed in zip((x, w, b), needs, strict=True)]
+        for needs in [
+            (True, True, True),
+            (True, False, False),
+            (False, True, True),
+            (True, False, True),
+        ]:
+            leaves = [
+                t.detach().requires_grad_(needed)
+                for t, needed in zip((x, w, b), needs, strict=True)
+            ]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
 
             def gradients(lean: bool, loss_of=loss_of, leaves=leaves, wanted=wanted) -> list:

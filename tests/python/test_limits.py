@@ -184,9 +184,17 @@ def test_data_that_plain_autograd_saved_is_read_as_it_is_then_by_both() -> None:
 
 
 @pytest.mark.parametrize(
-    "look", [lambda t: t, lambda t: t.expand(3, 8), lambda t: t.view(2, 4).mT.reshape(8), lambda t: t[None]]
+    "look",
+    [
+        lambda t: t,
+        lambda t: t.expand(3, 8),
+        lambda t: t.view(2, 4).mT.reshape(8),
+        lambda t: t[None],
+    ],
 )
-def test_a_batch_norm_after_the_scope_does_not_reach_replay(look: Callable[[Tensor], Tensor]) -> None:
+def test_a_batch_norm_after_the_scope_does_not_reach_replay(
+    look: Callable[[Tensor], Tensor],
+) -> None:
     def make():
         mean, var = torch.zeros(8), torch.ones(8)
 
@@ -214,8 +222,12 @@ def test_what_a_handler_writes_after_the_scope_is_not_noticed() -> None:
     assert not is_right(make)
 
 
-@pytest.mark.parametrize("write", [mul_in_a_handler, lambda t: t.data.mul_(2), lambda t: t.apply_(abs)])
-def test_a_later_scope_sees_a_write_that_moves_no_version(write: Callable[[Tensor], object]) -> None:
+@pytest.mark.parametrize(
+    "write", [mul_in_a_handler, lambda t: t.data.mul_(2), lambda t: t.apply_(abs)]
+)
+def test_a_later_scope_sees_a_write_that_moves_no_version(
+    write: Callable[[Tensor], object],
+) -> None:
     given = torch.full((2, 8), -1.0)
     x = torch.linspace(-1, 1, 8).requires_grad_()
     with retape.recompute(DROP):
@@ -247,7 +259,14 @@ def by_a_fused_optimizer(tensor: Tensor) -> None:
         lambda t: torch.from_dlpack(t).mul_(2),
         lambda t: torch.batch_norm_update_stats(torch.arange(16.0).view(2, 8), t[0], t[1], 0.5),
     ],
-    ids=["fused optimizer", "preserved version", "set_", "numpy", "dlpack", "statistics in a matrix"],
+    ids=[
+        "fused optimizer",
+        "preserved version",
+        "set_",
+        "numpy",
+        "dlpack",
+        "statistics in a matrix",
+    ],
 )
 def test_other_writes_that_move_no_version_are_not_noticed_after_the_scope(
     write: Callable[[Tensor], object],
@@ -350,7 +369,9 @@ class State(nn.Module):
         return x.sum()
 
 
-def test_a_state_that_is_overwritten_after_the_layer_that_read_it_needs_one_scope_around_both() -> None:
+def test_a_state_that_is_overwritten_after_the_layer_that_read_it_needs_one_scope_around_both() -> (
+    None
+):
     x = torch.linspace(-1, 1, 8)
     plain, recomputed, enabled = State(), State(), State()
     plain(x).backward()
@@ -366,7 +387,9 @@ def test_a_state_that_is_overwritten_after_the_layer_that_read_it_needs_one_scop
         enabled(x).backward()
 
 
-@torch.library.custom_op("retape_limits::noise", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded])
+@torch.library.custom_op(
+    "retape_limits::noise", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded]
+)
 def noise(x: Tensor) -> Tensor:
     for look in DURING_NOISE:
         look()
@@ -377,7 +400,9 @@ DURING_NOISE: list[Callable[[], object]] = []
 retape.replayable("retape_limits::noise")
 
 
-def test_another_thread_that_draws_while_a_random_op_is_replayed_draws_the_numbers_of_forward() -> None:
+def test_another_thread_that_draws_while_a_random_op_is_replayed_draws_the_numbers_of_forward() -> (
+    None
+):
     def drawn_on_another_thread() -> Tensor:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(torch.rand, 8).result()
@@ -477,7 +502,9 @@ def lines_of(page: str) -> Iterator[str]:
 
 def is_a_test(module: str, test: str) -> bool:
     folders = ("python", "conformance")
-    paths = [path for folder in folders if (path := ROOT / "tests" / folder / f"{module}.py").exists()]
+    paths = [
+        path for folder in folders if (path := ROOT / "tests" / folder / f"{module}.py").exists()
+    ]
     return len(paths) == 1 and (not test or f"def {test}(" in paths[0].read_text(encoding="utf-8"))
 
 
@@ -502,7 +529,10 @@ def test_every_line_of_the_page_names_tests_that_exist() -> None:
     ("page", "missing"),
     [
         ("# Limits\nA line. (test_limits)\n\nAnother.\n", ["Another."]),
-        ("# Limits\n## A\nA line. (test_limits::test_gone)\n", ["A line. (test_limits::test_gone)"]),
+        (
+            "# Limits\n## A\nA line. (test_limits::test_gone)\n",
+            ["A line. (test_limits::test_gone)"],
+        ),
         ("# Limits\n## A\n| a | b |\n|---|---|\n| c | |\n| d | test_limits |\n", ["| c | |"]),
         ("# Limits\n## Not run here\nA line.\n", []),
     ],

@@ -26,7 +26,9 @@ class Saves(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, other: list[Tensor], seen: list[Any]) -> Tensor:
-        ctx.save_for_backward(other[0])  # in a list: torch takes no nested tensors as arguments here
+        ctx.save_for_backward(
+            other[0]
+        )  # in a list: torch takes no nested tensors as arguments here
         ctx.seen = seen
         return x * 2
 
@@ -163,7 +165,11 @@ def jagged_region(use: str, offsets: Tensor | None) -> Callable[[Tensor, Tensor]
             n = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         else:
             n = torch.nested.nested_tensor_from_jagged(torch.cat(rows), offsets)
-        return {"return": lambda: n, "sin": lambda: n.sin(), "unbind": lambda: torch.cat(n.unbind())}[use]()
+        return {
+            "return": lambda: n,
+            "sin": lambda: n.sin(),
+            "unbind": lambda: torch.cat(n.unbind()),
+        }[use]()
 
     return region
 
@@ -186,7 +192,9 @@ def test_a_jagged_tensor_that_a_second_run_makes(use: str, given_offsets: bool) 
     region = jagged_region(use, offsets)
     rerun = partial(retape.checkpoint, method="rerun")
     expected = jagged_gradients(plain, region)
-    torch.testing.assert_close(jagged_gradients(retape.checkpoint, region), expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        jagged_gradients(retape.checkpoint, region), expected, rtol=0, atol=0
+    )
     if use == "return" or given_offsets:
         torch.testing.assert_close(jagged_gradients(rerun, region), expected, rtol=0, atol=0)
     else:

@@ -346,7 +346,10 @@ def test_a_batch_of_float64_of_which_a_float32_copy_is_saved(scope) -> None:
     weight = leaf_of(torch.ones(WIDTH))
 
     def forward() -> Tensor:
-        return (torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH).float() * weight).sum()
+        return (
+            torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH).float()
+            * weight
+        ).sum()
 
     assert_as_small_as_eager(forward, scope, 2 * ROWS * ROW)
 
@@ -523,7 +526,11 @@ def test_results_that_are_not_replayed_do_not_pile_up_while_the_scope_is_open(
     """Frozen weights with a low-rank pair each: of the products autograd saves the narrow one alone."""
     torch.manual_seed(0)
     layers = [
-        (torch.rand(WIDTH, WIDTH) / WIDTH, leaf_of(torch.rand(WIDTH, 2)), leaf_of(torch.rand(2, WIDTH)))
+        (
+            torch.rand(WIDTH, WIDTH) / WIDTH,
+            leaf_of(torch.rand(WIDTH, 2)),
+            leaf_of(torch.rand(2, WIDTH)),
+        )
         for _ in range(depth)
     ]
     x = torch.rand(ROWS, WIDTH)

@@ -187,7 +187,10 @@ def test_64_sins_under_one_scope_need_a_fraction_of_64_mib():
 def test_64_sins_peak_where_the_docs_say():
     peaks = {}
     for policy in ("none", "cheap", "full"):
-        steps = [measure(sins, ONE_MIB, retape.recompute(policy, name=f"sins, {policy}")) for _ in range(3)]
+        steps = [
+            measure(sins, ONE_MIB, retape.recompute(policy, name=f"sins, {policy}"))
+            for _ in range(3)
+        ]
         peaks[policy] = round(steps[-1].peak / MIB)
     said = f"peak at {peaks['cheap']} of eager's {peaks['none']} MiB; `full` at {peaks['full']}"
     assert said in " ".join((ROOT / "docs/limits.md").read_text(encoding="utf-8").split())

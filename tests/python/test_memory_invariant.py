@@ -147,7 +147,9 @@ def found_in(program: programs.Program, policies: Iterable[str]) -> tuple[str, s
             continue
         under.window = window_of(R.scopes, largest)
         if "create_graph=True" in programs.source(program):
-            under.held = 0  # holds the graph of a backward too, of which eager shares tensors with forward
+            under.held = (
+                0  # holds the graph of a backward too, of which eager shares tensors with forward
+            )
         if found := violations(eager, under):
             return policy, f'policy "{policy}": {"; ".join(found)}'
     return None

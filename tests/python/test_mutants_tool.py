@@ -89,7 +89,9 @@ def test_woven_source_is_the_original_until_a_mutant_is_on(mutants, tmp_path):
     woven = weave(TOY, list(enumerate(mutants))).text
     assert woven.count("\n") == TOY.count("\n") + 2
     source = tmp_path / "toy.cpp"
-    source.write_text(woven.replace('#include "mutant_switch.h"', "bool retape_mutant(int) noexcept;") + MAIN)
+    source.write_text(
+        woven.replace('#include "mutant_switch.h"', "bool retape_mutant(int) noexcept;") + MAIN
+    )
     program = tmp_path / "toy"
     subprocess.run(["g++", "-std=c++20", "-w", str(source), "-o", str(program)], check=True)
 

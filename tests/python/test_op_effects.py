@@ -24,7 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PART = "1/10"
 LEAST_RUN = 500  # overloads, in that part
 # What calls those of the named overloads that refuse arguments made from their schemas.
-CALLERS = ("aten::lstm.input", "native_batch_norm", "_native_batch_norm_legit", "nn_functional_ctc_loss")
+CALLERS = (
+    "aten::lstm.input",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "nn_functional_ctc_loss",
+)
 TABLES = (ROOT / "docs/proofs.md").read_text(encoding="utf-8").split("<!-- effects: begin -->\n")[1]
 TABLES = TABLES.split("<!-- effects: end -->")[0]
 STALE = "docs/proofs.md is out of date. Fix: make proofs"
@@ -120,13 +125,17 @@ def test_overloads_that_the_tables_name_do_what_these_say(named: dict[str, Any])
     assert TABLES.splitlines()[-1] == effects_section.unwritten_line(named), STALE
     hidden = [line for line in TABLES.splitlines() if line.endswith(HANDLED)]
     assert hidden == effects_section.hidden_rows(named), STALE
-    for key, row in zip(effects_section.CLASSES, effects_section.overwrite_rows(named), strict=True):
+    for key, row in zip(
+        effects_section.CLASSES, effects_section.overwrite_rows(named), strict=True
+    ):
         if key not in effects_section.USUAL:
             assert row in TABLES.splitlines(), STALE
 
 
 def test_counts_are_of_what_the_tables_name(named: dict[str, Any]) -> None:
-    assert _count("overloads that write to an argument that their schema calls read-only") == len(named["hidden"])
+    assert _count("overloads that write to an argument that their schema calls read-only") == len(
+        named["hidden"]
+    )
     unwritten = len(named["uninitialized"])
     assert _count("overloads that return unwritten memory, none of them replayed") == unwritten
 
@@ -203,7 +212,8 @@ def test_ops_that_lie_are_found() -> None:
     with torch.library._scoped_library("aten", "FRAGMENT") as library:
         library.define("retape_audit_lies(Tensor read) -> Tensor")
         library.define(
-            "retape_audit_lies.out(Tensor read, *, Tensor(a!) out) -> Tensor(a!)", tags=[torch.Tag.out]
+            "retape_audit_lies.out(Tensor read, *, Tensor(a!) out) -> Tensor(a!)",
+            tags=[torch.Tag.out],
         )
 
         def lies(read: torch.Tensor) -> torch.Tensor:

@@ -211,7 +211,9 @@ print(graphs)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_function_that_was_compiled_before_the_first_scope_is_compiled_again_in_a_scope(backend: str) -> None:
+def test_a_function_that_was_compiled_before_the_first_scope_is_compiled_again_in_a_scope(
+    backend: str,
+) -> None:
     """In a process of its own, where no scope has been open."""
     done = subprocess.run(
         [sys.executable, "-c", COMPILED_BEFORE, backend],
@@ -232,7 +234,9 @@ def test_holding_an_old_version_does_not_hide_the_new_one(way: Way) -> None:
         first = (x + state).sin()
         double(state)
         second = x * state.sum()
-        nn.functional.instance_norm(torch.ones(2, 32, 3), torch.zeros(32), var, use_input_stats=True)
+        nn.functional.instance_norm(
+            torch.ones(2, 32, 3), torch.zeros(32), var, use_input_stats=True
+        )
         double(state)
         return first.sum() + second.sin().sum()
 

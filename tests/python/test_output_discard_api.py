@@ -342,7 +342,9 @@ def on_another_thread(write: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]
     return written
 
 
-@pytest.mark.parametrize("write", [lambda t: t.mul_(2), lambda t: t.data.mul_(2)], ids=["itself", "data"])
+@pytest.mark.parametrize(
+    "write", [lambda t: t.mul_(2), lambda t: t.data.mul_(2)], ids=["itself", "data"]
+)
 def test_write_to_what_a_discarded_output_is_replayed_from(write: Callable[[Tensor], Any]) -> None:
     Counted.freed = 0
     plain = gradient_after_a_write(Plain, write)

@@ -83,7 +83,10 @@ def test_an_overload_names_no_other_overload(x: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda p: p.keep_ops([torch.mm]), "keep_ops.*expected op names or torch.ops.* got <built-in"),
+        (
+            lambda p: p.keep_ops([torch.mm]),
+            "keep_ops.*expected op names or torch.ops.* got <built-in",
+        ),
         (lambda p: p.drop_ops([3]), "drop_ops.*expected op names or torch.ops.* got 3"),
         (lambda p: p.keep_ops("aten::mm"), 'expected a list of ops, got "aten::mm"'),
         (lambda p: p.keep_ops(torch.ops.aten.mm), "expected a list of ops, got .*aten.mm"),

@@ -82,7 +82,9 @@ def test_a_fault_in_some_program_is_found_by_its_name(fault: str) -> None:
 
 
 def test_only_policies_that_keep_everything_make_a_program_vacuous() -> None:
-    candidates = (p for p in map(programs.make, range(100)) if "R.checkpoint" not in programs.source(p))
+    candidates = (
+        p for p in map(programs.make, range(100)) if "R.checkpoint" not in programs.source(p)
+    )
     program = next(p for p in candidates if programs.check(p).kinds == ("equal", "equal"))
     steps = tuple(
         replace(step, holes=step.holes | {"policy": '"none"'}) if "policy" in step.holes else step
@@ -113,7 +115,9 @@ def test_a_failing_program_is_shrunk_to_the_steps_that_matter() -> None:
 
 
 def test_a_printed_program_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    equal = (p for p in map(programs.make, range(20)) if programs.check(p).kinds == ("equal", "equal"))
+    equal = (
+        p for p in map(programs.make, range(20)) if programs.check(p).kinds == ("equal", "equal")
+    )
     text = programs.printed(next(equal))
     exec(compile(text, "printed", "exec"), {"__name__": "printed"})
     verdicts = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]

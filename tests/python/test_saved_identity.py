@@ -308,7 +308,9 @@ def test_a_second_look_at_a_saved_tensor_sees_the_write(way: Way) -> None:
 
 
 @WAYS
-@pytest.mark.parametrize("op", [lambda h: h * h, lambda h: h.sin() * h, torch.sin], ids=["mul", "two", "sin"])
+@pytest.mark.parametrize(
+    "op", [lambda h: h * h, lambda h: h.sin() * h, torch.sin], ids=["mul", "two", "sin"]
+)
 def test_a_write_to_one_saved_slot_reaches_every_slot_of_that_tensor(way: Way, op: Any) -> None:
     """Through `.data`, which no version shows: autograd holds one tensor in all of them."""
 

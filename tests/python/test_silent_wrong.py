@@ -437,7 +437,9 @@ def test_an_in_place_change_of_its_own_input_works_as_in_eager(way: Way) -> None
 
 
 @WAYS
-def test_what_was_made_from_a_version_that_an_unused_graph_saved_does_not_see_later_ones(way: Way) -> None:
+def test_what_was_made_from_a_version_that_an_unused_graph_saved_does_not_see_later_ones(
+    way: Way,
+) -> None:
     def case(way: Way) -> Any:
         x, given, alive = leaf(2, 4), torch.linspace(0, 1, 64), []
 

@@ -9,7 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 OPENS = re.compile(r"namespace(?: ([\w:]+))? \{$")
 CLOSES = re.compile(r"\}  // namespace(?: ([\w:]+))?$")
 DECLARES = re.compile(r"^namespace [\w:]+ \{\n[^{}]*\}\n", re.MULTILINE)  # and defines nothing
-DEFINES = re.compile(r"(?:struct|class|enum class) (?:RETAPE_API )?(\w+)(?: final)?(?: :[^:].*)? \{")
+DEFINES = re.compile(
+    r"(?:struct|class|enum class) (?:RETAPE_API )?(\w+)(?: final)?(?: :[^:].*)? \{"
+)
 
 
 def types_of(text: str) -> set[str]:
@@ -35,7 +37,9 @@ def test_types_are_told_from_those_without_a_name_outside_of_their_file():
 
 
 def test_no_two_files_of_the_library_define_types_of_one_name():
-    files = [file for folder in ("include", "src", "bindings") for file in (ROOT / folder).rglob("*.*")]
+    files = [
+        file for folder in ("include", "src", "bindings") for file in (ROOT / folder).rglob("*.*")
+    ]
     sources = [file for file in files if file.suffix in (".h", ".cpp")]
     assert len(sources) > 200
     by_name: dict[str, list[str]] = {}

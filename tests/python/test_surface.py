@@ -187,7 +187,9 @@ def test_given_tensor_changed_after_the_scope_is_a_replay_mismatch(x: torch.Tens
         loss.backward()
 
 
-@pytest.mark.parametrize("make", [lambda: torch.rand(8, 8), lambda: torch.rand_like(torch.ones(8, 8))])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.rand(8, 8), lambda: torch.rand_like(torch.ones(8, 8))]
+)
 def test_factory_result_changed_after_the_scope_is_noticed(make: object, x: torch.Tensor) -> None:
     """Python's factories wrap their result anew; the version counter that counts is the last one."""
 

@@ -145,4 +145,6 @@ def test_a_word_that_is_longer_than_its_column_goes_on_below_and_loses_nothing()
     name = "package.module.of.mine:" + "x" * 40
     columns = [Column("subject", [name], justify="left", least=0), Column("figure", ["1.5"])]
     lines = printed(lambda console: console.print(fitted([columns], console)), 40)
-    assert name in "".join(line.removesuffix("1.5 ").replace("1.5", "").strip() for line in lines[2:])
+    assert name in "".join(
+        line.removesuffix("1.5 ").replace("1.5", "").strip() for line in lines[2:]
+    )

@@ -145,10 +145,19 @@ SIZE = Size(layers=2, d_model=64, d_ff=256, batch=2, sequence=64)
 
 
 def events_in(method: str, dry: bool = True) -> list[Event]:
-    return measure.timeline(run.block_task("swiglu", SIZE, scaled=False), METHODS[method], dry).events
+    return measure.timeline(
+        run.block_task("swiglu", SIZE, scaled=False), METHODS[method], dry
+    ).events
 
 
-METHODS_WITH_REGIONS = ["plain", "retape cheap", "retape full", "torch checkpoint", "torch reentrant", "selective"]
+METHODS_WITH_REGIONS = [
+    "plain",
+    "retape cheap",
+    "retape full",
+    "torch checkpoint",
+    "torch reentrant",
+    "selective",
+]
 
 
 @pytest.mark.parametrize("method", METHODS_WITH_REGIONS)

@@ -107,7 +107,10 @@ HUGE = "99999999999999999999"
             ["--memory-limit", "99999999999GiB"],
             "--memory-limit: expected at most 1000000000000000 bytes, got '99999999999GiB'",
         ),
-        (["--memory-limit", "9" * 400], "--memory-limit: expected at most 1000000000000000 bytes, got '999"),
+        (
+            ["--memory-limit", "9" * 400],
+            "--memory-limit: expected at most 1000000000000000 bytes, got '999",
+        ),
         (["--text", "/dev/null"], "--text: expected more than 64 characters (--context), got 0"),
         (["--text", "/"], "--text: cannot read / (Is a directory)"),
         (["--width", "30"], "--width: expected a multiple of 4 (--heads), got 30"),
@@ -275,7 +278,9 @@ def test_the_page_has_two_models_of_limits() -> None:
 def test_limits_of_the_page_are_the_smallest_to_7_percent_or_4_mib(
     program: Program, layers: int, count: int, policy: str, limit: int, tmp_path: Path
 ) -> None:
-    words = f"--width 64 --context 64 --batch 32 --steps 2 --layers {layers} --policy {policy}".split()
+    words = (
+        f"--width 64 --context 64 --batch 32 --steps 2 --layers {layers} --policy {policy}".split()
+    )
     # What malloc has free when the limit begins does not count, and is a MiB or two, whatever the limit.
     about = max(0.07 * limit, 4)
     for mib, code in ((limit - about, Exit.BUDGET), (limit + about, Exit.OK)):

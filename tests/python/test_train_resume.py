@@ -114,7 +114,9 @@ def test_killed_within_a_save_it_goes_on_from_a_whole_one(
         written = beside.stat().st_size
         assert 0 < written < whole if moment == "half-written" else written == whole
     known = {"run.safetensors", "run.safetensors.tmp", "report.json"}
-    assert {path.name for path in tmp_path.iterdir()} <= known  # what nobody knows nobody would remove
+    assert {
+        path.name for path in tmp_path.iterdir()
+    } <= known  # what nobody knows nobody would remove
     after = 9 if moment == "after-rename" else 6
     assert step_of(tmp_path) == after
     ended = program.run(*words)
@@ -251,7 +253,9 @@ def with_a_broken_generator(whole: bytes) -> bytes:
     return whole[: 8 + header + begin] + b"\xff" * (end - begin) + whole[8 + header + end :]
 
 
-def test_a_saved_run_has_the_rights_that_the_user_gives_to_files(small_run: Path, tmp_path: Path) -> None:
+def test_a_saved_run_has_the_rights_that_the_user_gives_to_files(
+    small_run: Path, tmp_path: Path
+) -> None:
     made = tmp_path / "made"
     made.write_text("")
     assert saved(small_run).stat().st_mode == made.stat().st_mode

@@ -92,7 +92,9 @@ def _sample(op: Any, dtype: torch.dtype) -> Any:
     """The largest one that is not too large: long sums round in more ways."""
     torch.default_generator.manual_seed(0)
     # op.sample_inputs takes a stack trace of each sample; its function does not.
-    samples = list(itertools.islice(op.sample_inputs_func(op, torch.device("cpu"), dtype, True), 12))
+    samples = list(
+        itertools.islice(op.sample_inputs_func(op, torch.device("cpu"), dtype, True), 12)
+    )
     fit = [s for s in samples if _numel(s) <= LARGEST and _determined(s)]
     return max(fit, key=_numel) if fit else min(samples, key=_numel)
 
@@ -115,7 +117,9 @@ def test_every_op_reads_given_memory_at_its_own_alignment(op: Any) -> None:
         compared += "error" not in eager
         difference = explain_difference(eager, again, "")
         if difference is not None:
-            twice = explain_difference(eager, _run(op, sample, offset, frozen, recomputed=False), "")
+            twice = explain_difference(
+                eager, _run(op, sample, offset, frozen, recomputed=False), ""
+            )
             assert twice is None, f"{name}: eager differs from itself at {offset}: {twice}"
             wrong.append(f"offset {offset}, {'one leaf' if frozen else 'all leaves'}: {difference}")
     assert wrong == [], f"{name}: {len(wrong)} differ\n" + "\n".join(wrong[:4])
@@ -152,7 +156,11 @@ def _mv_of_frozen_matrix(n: int, dtype: torch.dtype) -> Case:
 
 
 def _addmv(n: int, dtype: torch.dtype) -> Case:
-    return _normal(5, n, dtype=dtype), _normal(n, dtype=dtype), lambda x, v: torch.addmv(v[:5], x, v)
+    return (
+        _normal(5, n, dtype=dtype),
+        _normal(n, dtype=dtype),
+        lambda x, v: torch.addmv(v[:5], x, v),
+    )
 
 
 def _matmul(n: int, dtype: torch.dtype) -> Case:
@@ -181,8 +189,19 @@ def _sum_of_product(n: int, dtype: torch.dtype) -> Case:
 
 CASES = {
     f.__name__.removeprefix("_"): f
-    for f in (_dot, _vdot, _mv, _mv_of_frozen_matrix, _addmv, _matmul, _linear, _linear_of_vector,
-              _bmm, _conv1d, _sum_of_product)
+    for f in (
+        _dot,
+        _vdot,
+        _mv,
+        _mv_of_frozen_matrix,
+        _addmv,
+        _matmul,
+        _linear,
+        _linear_of_vector,
+        _bmm,
+        _conv1d,
+        _sum_of_product,
+    )
 }
 
 
@@ -193,11 +212,15 @@ def _combinations() -> itertools.product:
 Step = Callable[[torch.Tensor, torch.Tensor, Callable[..., torch.Tensor]], torch.Tensor]
 
 
-def _only_read(x: torch.Tensor, given: torch.Tensor, op: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _only_read(
+    x: torch.Tensor, given: torch.Tensor, op: Callable[..., torch.Tensor]
+) -> torch.Tensor:
     return op(x, given).sin()
 
 
-def _overwritten_after(x: torch.Tensor, given: torch.Tensor, op: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _overwritten_after(
+    x: torch.Tensor, given: torch.Tensor, op: Callable[..., torch.Tensor]
+) -> torch.Tensor:
     """What backward needs is made of a tensor that changes later: the tape has to copy that before."""
     made = op(x.detach(), given)
     out = (x.sum() * made).sin()
@@ -205,7 +228,9 @@ def _overwritten_after(x: torch.Tensor, given: torch.Tensor, op: Callable[..., t
     return out
 
 
-def _as_output(x: torch.Tensor, given: torch.Tensor, op: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _as_output(
+    x: torch.Tensor, given: torch.Tensor, op: Callable[..., torch.Tensor]
+) -> torch.Tensor:
     """An out= argument at an unaligned address, read, written again, and read again."""
     torch.add(given.clone(), 0.25, out=given)
     first = (x.sum() * op(x.detach(), given)).sin()
@@ -213,7 +238,9 @@ def _as_output(x: torch.Tensor, given: torch.Tensor, op: Callable[..., torch.Ten
     return first.sum() + (x.sum() * op(x.detach(), given)).sin().sum()
 
 
-def _result(name: str, n: int, dtype: torch.dtype, at: tuple[int, int], step: Step, recomputed: bool) -> dict[str, Any]:
+def _result(
+    name: str, n: int, dtype: torch.dtype, at: tuple[int, int], step: Step, recomputed: bool
+) -> dict[str, Any]:
     x, given, op = CASES[name](n, dtype)
     x, given = placed(x, at[0]).requires_grad_(), placed(given, at[1])
     if recomputed:
@@ -226,7 +253,9 @@ def _result(name: str, n: int, dtype: torch.dtype, at: tuple[int, int], step: St
     return {"output": out.detach(), "gradient": grad, "given": given}
 
 
-@pytest.mark.parametrize("step", [_only_read, _overwritten_after, _as_output], ids=lambda f: f.__name__[1:])
+@pytest.mark.parametrize(
+    "step", [_only_read, _overwritten_after, _as_output], ids=lambda f: f.__name__[1:]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_products_with_a_frozen_operand_at_any_address(name: str, step: Step) -> None:
     wrong, compared = [], 0
@@ -234,7 +263,9 @@ def test_products_with_a_frozen_operand_at_any_address(name: str, step: Step) ->
         for offset in offsets(dtype):
             for at in ((0, offset), (offset, 0), (offset, offset)):
                 eager = _result(name, n, dtype, at, step, recomputed=False)
-                difference = explain_difference(eager, _result(name, n, dtype, at, step, recomputed=True), "")
+                difference = explain_difference(
+                    eager, _result(name, n, dtype, at, step, recomputed=True), ""
+                )
                 compared += 1
                 if difference is not None:
                     wrong.append(f"{n} of {dtype} at {at}: {difference}")

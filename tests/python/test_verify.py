@@ -62,7 +62,9 @@ def test_an_lstm_has_no_bytes_compared_that_nobody_wrote() -> None:
             self.lstm = nn.LSTM(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            noise = [torch.full((2**n,), float(n)) for n in range(16)]  # where the workspace will be
+            noise = [
+                torch.full((2**n,), float(n)) for n in range(16)
+            ]  # where the workspace will be
             del noise
             return super().forward(self.lstm(x)[0])
 
@@ -470,7 +472,10 @@ def test_one_name_may_stand_alone() -> None:
         (lambda: with_tolerance({"float32": ("a", 0)}), r"expected \(rtol, atol\)"),
         (lambda: with_tolerance({"flaot32": (0, 0)}), "Did you mean float32"),
         (lambda: with_tolerance({3: (0, 0)}), "got 3"),
-        (lambda: retape.verify(models.Stack(), models.x(), policy=None, layers="auto"), "by itself"),
+        (
+            lambda: retape.verify(models.Stack(), models.x(), policy=None, layers="auto"),
+            "by itself",
+        ),
         (lambda: retape.verify(lambda: (models.Stack(), models.x(grad=True) * 2)), "made by an op"),
     ],
 )

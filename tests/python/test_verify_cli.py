@@ -209,7 +209,11 @@ def test_a_row_that_crashes_or_hangs_in_its_own_process_is_a_row(capsys):
     assert [(row["subject"], row["kind"], row["cause"]) for row in result["rows"]][:4] == [
         ("wild:good", "equal", ""),
         ("wild:killed", "different", f"the process that ran it was ended by SIGKILL {plain}"),
-        ("wild:leaves", "different", f"the process that ran it ended itself with exit code 7 {plain}"),
+        (
+            "wild:leaves",
+            "different",
+            f"the process that ran it ended itself with exit code 7 {plain}",
+        ),
         ("wild:hangs", "not built", "the plain step did not end in 10 s. Fix: --time-limit 20"),
     ]
     wrong = result["rows"][4]

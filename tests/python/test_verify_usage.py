@@ -183,7 +183,11 @@ def test_dead_parameters_are_declared_besides_those_that_a_subject_declares(monk
     def make(dtype, seed):
         from tests.python import verify_models
 
-        return verify_models.WithDeadParameter(), verify_models.x(), {"may_be_dead": ("unused.bias",)}
+        return (
+            verify_models.WithDeadParameter(),
+            verify_models.x(),
+            {"may_be_dead": ("unused.bias",)},
+        )
 
     monkeypatch.setitem(find.KINDS, "own", lambda name, rest: find.Subject(name, make))
     assert verify("own:model")[0] == 6
@@ -250,7 +254,9 @@ def test_the_line_that_shows_a_crash_or_a_hang_again_does_so_as_a_row(capsys):
     )
     _, result = verify(*"wild:leaves wild:hangs --jobs 2 --time-limit 6".split())
     commands = [row["command"] for row in result["rows"]]
-    assert [shlex.split(each)[-4:] for each in commands] == [["--jobs", "2", "--time-limit", "6"]] * 2
+    assert [shlex.split(each)[-4:] for each in commands] == [
+        ["--jobs", "2", "--time-limit", "6"]
+    ] * 2
     assert f"Again: {commands[0]}" in capsys.readouterr().out
     code, repeated = verify(*shlex.split(commands[0])[2:])
     assert code == 1

@@ -36,7 +36,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def mutants_of(root: pathlib.Path, plain: Plain, work: pathlib.Path, only: str) -> dict[int, Mutant]:
+def mutants_of(
+    root: pathlib.Path, plain: Plain, work: pathlib.Path, only: str
+) -> dict[int, Mutant]:
     """All of them by number, from the sources or, where a source is as it was, from the run before."""
     sources = sorted(path for folder in FOLDERS for path in (root / folder).glob("*.cpp"))
     known_path = work / "found.json"
@@ -52,7 +54,10 @@ def mutants_of(root: pathlib.Path, plain: Plain, work: pathlib.Path, only: str) 
 
             flags = compile_flags(plain.commands, source)
             headers = headers or precompiled(sources, flags, work)
-            rows = [{**dataclasses.asdict(m), "form": m.form.value} for m in find(str(source), flags + headers, file)]
+            rows = [
+                {**dataclasses.asdict(m), "form": m.form.value}
+                for m in find(str(source), flags + headers, file)
+            ]
             known[file] = {"digest": digest, "mutants": rows}
         if only in file:
             for i, row in enumerate(known[file]["mutants"]):
@@ -95,7 +100,9 @@ def main() -> int:
     mutants = mutants_of(root, plain, work, args.only)
     if args.list:
         for mutant in mutants.values():
-            console.print(f"{mutant.file}:{mutant.line}: {mutant.key}", markup=False, soft_wrap=True)
+            console.print(
+                f"{mutant.file}:{mutant.line}: {mutant.key}", markup=False, soft_wrap=True
+            )
         return 0
 
     with progress(console) as bar:
@@ -137,15 +144,21 @@ def main() -> int:
     for name in broken:
         console.print(f"[yellow]{name} fails without a mutant: it was not used.[/]")
     for reason in reasons.outdated(mutants.values(), args.only):
-        console.print(f"[yellow]survivors.toml has a reason for what is not there:[/] {escape(reason)}")
+        console.print(
+            f"[yellow]survivors.toml has a reason for what is not there:[/] {escape(reason)}"
+        )
     report.save(
         args.build / "mutants.json", chosen, results, reasons,
         found=len(mutants), not_compiled=len(dropped), seconds=round(time.time() - started),
     )  # fmt: skip
     if args.page is not None:
         page.write(args.page, chosen, results, reasons, len(mutants))
-    console.print(f"{len(mutants)} mutants found, {len(dropped)} more do not compile. {args.build}/mutants.json")
-    unexplained = any(r.status != "killed" and not reasons.of(chosen[n]) for n, r in results.items())
+    console.print(
+        f"{len(mutants)} mutants found, {len(dropped)} more do not compile. {args.build}/mutants.json"
+    )
+    unexplained = any(
+        r.status != "killed" and not reasons.of(chosen[n]) for n, r in results.items()
+    )
     return 1 if unexplained or report.share(results) < args.minimum else 0
 
 

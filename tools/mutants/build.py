@@ -52,10 +52,14 @@ class Plain:
 def run_or_show(command: list[str], **options) -> None:
     done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode:
-        raise RuntimeError(f"[mutants] {shlex.join(command)[:200]} failed:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"[mutants] {shlex.join(command)[:200]} failed:\n{done.stdout}{done.stderr}"
+        )
 
 
-def compile_source(plain: Plain, like: pathlib.Path, source: pathlib.Path, target: pathlib.Path) -> str:
+def compile_source(
+    plain: Plain, like: pathlib.Path, source: pathlib.Path, target: pathlib.Path
+) -> str:
     """Compiles `source` as the build compiles `like`. Returns what the compiler says if it fails."""
     command = plain.compile_command(like)
     command[command.index("-o") + 1] = str(target)
@@ -92,7 +96,9 @@ class Weaver:
                 return dropped
             new = culprits(said, path.name, woven) - dropped
             if not new:
-                raise RuntimeError(f"[mutants] {file} does not compile with mutants:\n{said[:2000]}")
+                raise RuntimeError(
+                    f"[mutants] {file} does not compile with mutants:\n{said[:2000]}"
+                )
             dropped |= new
 
     def object(self, file: str) -> pathlib.Path:
@@ -128,7 +134,9 @@ class Weaver:
         library = library.replace(" -o libretape.so ", f" -o {self.folder}/libretape.so {switch} ")
         run_or_show(["bash", "-c", library], cwd=self.plain.folder)
         tests = self.plain.link_command("tests/cpp/retape_tests")
-        tests = re.sub(r" -o \S*retape_tests ", f" -o {self.program} {server} -Wl,-rpath,{self.folder} ", tests)
+        tests = re.sub(
+            r" -o \S*retape_tests ", f" -o {self.program} {server} -Wl,-rpath,{self.folder} ", tests
+        )
         tests = re.sub(r"(?<=\s)libretape\.so(?=\s)", f"{self.folder}/libretape.so", tests)
         run_or_show(["bash", "-c", tests], cwd=self.plain.folder)
 

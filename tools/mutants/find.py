@@ -142,7 +142,14 @@ class Finder:
     def branch(self, cursor: Cursor) -> bool:
         """The condition of an if or while. True if all of it has been visited."""
         children = list(cursor.get_children())
-        at = next((i for i, c in enumerate(children) if c.kind.is_statement() and i > 0 and c.kind != CursorKind.DECL_STMT), None)
+        at = next(
+            (
+                i
+                for i, c in enumerate(children)
+                if c.kind.is_statement() and i > 0 and c.kind != CursorKind.DECL_STMT
+            ),
+            None,
+        )
         if at is None:
             return False
         condition = children[at - 1]
@@ -166,18 +173,34 @@ class Finder:
         end = self.source.find(b";", cursor.extent.end.offset) + 1
         if self.source[cursor.extent.end.offset : end].strip() != b";":
             return
-        self.add("jump" if bare_return or jump else "statement", Form.DROP, cursor.extent.start.offset, end, "")
+        self.add(
+            "jump" if bare_return or jump else "statement",
+            Form.DROP,
+            cursor.extent.start.offset,
+            end,
+            "",
+        )
 
     def operator(self, cursor: Cursor) -> tuple[str, list[Cursor]] | None:
         """Its operator, built in or overloaded, and operands."""
         children = list(cursor.get_children())
         binary = {CursorKind.BINARY_OPERATOR, CursorKind.COMPOUND_ASSIGNMENT_OPERATOR}
-        if cursor.kind == CursorKind.CALL_EXPR and len(children) == 3 and self.is_operator_name(children[1]):
+        if (
+            cursor.kind == CursorKind.CALL_EXPR
+            and len(children) == 3
+            and self.is_operator_name(children[1])
+        ):
             children = [children[0], children[2]]
-        elif cursor.kind == CursorKind.CALL_EXPR and len(children) == 2 and self.text_of(cursor)[:2] in {"++", "--"}:
+        elif (
+            cursor.kind == CursorKind.CALL_EXPR
+            and len(children) == 2
+            and self.text_of(cursor)[:2] in {"++", "--"}
+        ):
             return self.text_of(cursor)[:2], children
         elif cursor.kind == CursorKind.UNARY_OPERATOR and len(children) == 1:
-            return self.text(cursor.extent.start.offset, children[0].extent.start.offset).strip(), children
+            return self.text(
+                cursor.extent.start.offset, children[0].extent.start.offset
+            ).strip(), children
         elif cursor.kind not in binary and not self.is_rewritten(cursor, children):
             return None
         if len(children) != 2:
@@ -186,7 +209,9 @@ class Finder:
         return one_line(between).strip(), children
 
     def is_operator_name(self, cursor: Cursor) -> bool:
-        return cursor.spelling.startswith("operator") and not cursor.spelling.startswith("operator()")
+        return cursor.spelling.startswith("operator") and not cursor.spelling.startswith(
+            "operator()"
+        )
 
     def is_rewritten(self, cursor: Cursor, children: list[Cursor]) -> bool:
         """C++20's `a != b` by way of `==`."""
@@ -221,7 +246,9 @@ class Finder:
         if cursor.kind == CursorKind.CXX_BOOL_LITERAL_EXPR and text in {"true", "false"}:
             self.expression("literal", Form.CHOOSE, cursor, "false" if text == "true" else "true")
         if cursor.kind == CursorKind.INTEGER_LITERAL and text.isdigit():
-            self.expression("literal", Form.CHOOSE, cursor, "0" if text == "1" else str(int(text) + 1))
+            self.expression(
+                "literal", Form.CHOOSE, cursor, "0" if text == "1" else str(int(text) + 1)
+            )
 
 
 def bare(cursor: Cursor) -> Cursor:

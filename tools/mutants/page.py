@@ -10,7 +10,11 @@ from .run import Result
 
 
 def write(
-    path: pathlib.Path, mutants: dict[int, Mutant], results: dict[int, Result], reasons: Reasons, found: int
+    path: pathlib.Path,
+    mutants: dict[int, Mutant],
+    results: dict[int, Result],
+    reasons: Reasons,
+    found: int,
 ) -> None:
     text = path.read_text(encoding="utf-8")
     text = put(text, "result", table(mutants, results, found))
@@ -25,11 +29,16 @@ def put(page: str, name: str, content: str) -> str:
 
 
 def table(mutants: dict[int, Mutant], results: dict[int, Result], found: int) -> str:
-    lines = ["| file | mutants | killed | survived | not reached | killed, % |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| file | mutants | killed | survived | not reached | killed, % |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for name, count in report.counts(mutants, results):
         numbers = [count.total(), *(count[status] for status in report.STATUSES)]
         cells = [name, *map(str, numbers), report.percent(count)]
-        lines.append(f"| {' | '.join(f'**{cell}**' if name == 'all' else cell for cell in cells)} |")
+        lines.append(
+            f"| {' | '.join(f'**{cell}**' if name == 'all' else cell for cell in cells)} |"
+        )
     how = collections.Counter(r.how for r in results.values() if r.status == "killed")
     ways = ", ".join(f"{how[way]} {what}" for way, what in WAYS.items() if how[way])
     lines += ["", f"{len(results)} of {found} mutants were run. Of those killed, {ways}."]

@@ -19,7 +19,9 @@ def share(results: dict[int, Result]) -> float:
     return sum(r.status == "killed" for r in results.values()) / max(1, len(results))
 
 
-def counts(mutants: dict[int, Mutant], results: dict[int, Result]) -> list[tuple[str, collections.Counter[str]]]:
+def counts(
+    mutants: dict[int, Mutant], results: dict[int, Result]
+) -> list[tuple[str, collections.Counter[str]]]:
     """How many of each status, by file, and of all."""
     files: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for number, result in results.items():
@@ -43,13 +45,17 @@ def table(mutants: dict[int, Mutant], results: dict[int, Result]) -> Table:
     return shown
 
 
-def show(console: Console, mutants: dict[int, Mutant], results: dict[int, Result], reasons: Reasons) -> None:
+def show(
+    console: Console, mutants: dict[int, Mutant], results: dict[int, Result], reasons: Reasons
+) -> None:
     console.print(table(mutants, results))
     alive = {n: r for n, r in sorted(results.items()) if r.status != "killed"}
     new = {n: r for n, r in alive.items() if not reasons.of(mutants[n])}
     for number, result in new.items():
         mutant = mutants[number]
-        note = "not reached by C++ tests" if result.status == "unreached" else f"{result.tests} tests"
+        note = (
+            "not reached by C++ tests" if result.status == "unreached" else f"{result.tests} tests"
+        )
         console.print(
             f"[bold]{mutant.file}:{mutant.line}[/] {escape(mutant.function)} ({mutant.kind}, {note})\n"
             f"  [red]- {escape(mutant.original)}[/]\n  [green]+ {escape(mutant.mutated or 'nothing')}[/]",
@@ -61,7 +67,13 @@ def show(console: Console, mutants: dict[int, Mutant], results: dict[int, Result
     )
 
 
-def save(path: pathlib.Path, mutants: dict[int, Mutant], results: dict[int, Result], reasons: Reasons, **more) -> None:
+def save(
+    path: pathlib.Path,
+    mutants: dict[int, Mutant],
+    results: dict[int, Result],
+    reasons: Reasons,
+    **more,
+) -> None:
     rows = [
         {
             "file": mutants[number].file, "line": mutants[number].line,
@@ -73,4 +85,8 @@ def save(path: pathlib.Path, mutants: dict[int, Mutant], results: dict[int, Resu
         for number, result in sorted(results.items())
     ]  # fmt: skip
     summary = collections.Counter(result.status for result in results.values())
-    path.write_text(json.dumps({"summary": dict(summary), "killed": share(results), **more, "mutants": rows}, indent=1))
+    path.write_text(
+        json.dumps(
+            {"summary": dict(summary), "killed": share(results), **more, "mutants": rows}, indent=1
+        )
+    )

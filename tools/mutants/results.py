@@ -57,7 +57,11 @@ class Reasons:
     def outdated(self, mutants: Iterable[Mutant], file: str) -> list[str]:
         """Reasons, in files whose name contains `file`, that no mutant has any more."""
         there = {key(mutant) for mutant in mutants}
-        return [f"{f} {where}: {what}" for f, where, what in self.reasons if file in f and (f, where, what) not in there]
+        return [
+            f"{f} {where}: {what}"
+            for f, where, what in self.reasons
+            if file in f and (f, where, what) not in there
+        ]
 
 
 def key(mutant: Mutant) -> tuple[str, str, str]:

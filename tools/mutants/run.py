@@ -39,7 +39,9 @@ class Server:
             env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_PERTURB_": "165"},
         )  # fmt: skip
 
-    def ask(self, mutant: int, seconds: int, test: str, count: int = 0) -> tuple[str, int, list[int]]:
+    def ask(
+        self, mutant: int, seconds: int, test: str, count: int = 0
+    ) -> tuple[str, int, list[int]]:
         self.process.stdin.write(f"{mutant} {seconds} {test} {count}\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline().split()
@@ -63,7 +65,9 @@ class Runner:
             self.servers.put(Server(program))
         self.tests: list[Test] = []
         self.broken: list[str] = []  # fail without any mutant
-        self.kills: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.kills: dict[str, collections.Counter[str]] = collections.defaultdict(
+            collections.Counter
+        )
 
     def close(self) -> None:
         while not self.servers.empty():

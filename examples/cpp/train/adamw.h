@@ -36,8 +36,19 @@ class AdamW {
     }
     at::_foreach_add_(steps, 1);
     at::_fused_adamw_(
-        parameters, gradients, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, lr_, /*beta1=*/0.9,
-        /*beta2=*/0.999, /*weight_decay=*/1e-2, /*eps=*/1e-8, /*amsgrad=*/false, /*maximize=*/false);
+        parameters,
+        gradients,
+        exp_avg,
+        exp_avg_sq,
+        /*max_exp_avg_sqs=*/{},
+        steps,
+        lr_,
+        /*beta1=*/0.9,
+        /*beta2=*/0.999,
+        /*weight_decay=*/1e-2,
+        /*eps=*/1e-8,
+        /*amsgrad=*/false,
+        /*maximize=*/false);
   }
 
   std::vector<std::string> names;

@@ -1,4 +1,5 @@
-// How the program ends when it cannot go on: a text for the user and an exit code, those of `retape`.
+// How the program ends when it cannot go on: a text for the user and an exit code, those of
+// `retape`.
 #pragma once
 
 #include <cerrno>
@@ -10,8 +11,8 @@
 
 namespace train {
 
-constexpr int kUsage = 2;   // arguments, files
-constexpr int kBudget = 4;  // the memory limit
+constexpr int kUsage = 2;      // arguments, files
+constexpr int kBudget = 4;     // the memory limit
 constexpr int kInternal = 70;  // none of the user's doing; 1 would say that gradients differ
 
 class Refused : public std::runtime_error {
@@ -36,7 +37,8 @@ inline bool is_out_of_memory(const std::exception& error) {
       text.find("can't allocate memory") != std::string::npos ||
       text.find("not enough memory") != std::string::npos ||
       text.find("could not create a primitive") != std::string::npos ||  // oneDNN's
-      text.rfind("[enforce fail", 0) == 0;  // of an allocator; cut short where nothing is left for the rest
+      text.rfind("[enforce fail", 0) ==
+      0;  // of an allocator; cut short where nothing is left for the rest
 }
 
 }  // namespace train

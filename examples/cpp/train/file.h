@@ -13,7 +13,9 @@ namespace train {
 // A file that is closed whatever happens.
 class Descriptor {
  public:
-  Descriptor(const std::string& path, int flags) : path_(path), fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {
+  Descriptor(const std::string& path, int flags)
+      : path_(path),
+        fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {
     if (fd_ < 0) {
       refuse_errno("cannot open " + path_);
     }

@@ -40,7 +40,9 @@ struct Entry {
 // Reads the JSON of a header. Throws Refused at the first thing that is not part of one.
 class HeaderReader {
  public:
-  explicit HeaderReader(const std::string& text) : at_(text.data()), end_(text.data() + text.size()) {}
+  explicit HeaderReader(const std::string& text)
+      : at_(text.data()),
+        end_(text.data() + text.size()) {}
 
   void read(Metadata& metadata, std::map<std::string, Entry>& tensors) {
     each_member([&](const std::string& name) {

@@ -1,8 +1,8 @@
 // A hard limit on the memory of the process.
 //
-// RLIMIT_DATA limits private writable memory: the heap and anonymous mappings, which is where tensors,
-// gradients and scratch are. What the process has of it already (torch's own data, stacks) does not
-// count: the limit begins here. RLIMIT_AS would count every mapped library as well.
+// RLIMIT_DATA limits private writable memory: the heap and anonymous mappings, which is where
+// tensors, gradients and scratch are. What the process has of it already (torch's own data, stacks)
+// does not count: the limit begins here. RLIMIT_AS would count every mapped library as well.
 #pragma once
 
 #include "error.h"
@@ -34,8 +34,8 @@ class MemoryLimit {
     if (!bytes) {
       return;
     }
-    // Tensors in mappings of their own, given back when they die: what counts is then what is in use,
-    // not the holes that it leaves in the heap.
+    // Tensors in mappings of their own, given back when they die: what counts is then what is in
+    // use, not the holes that it leaves in the heap.
     mallopt(M_MMAP_THRESHOLD, 256 * 1024);
     mallopt(M_TRIM_THRESHOLD, 256 * 1024);
     rlimit limit{};

@@ -19,10 +19,14 @@ namespace nn = torch::nn;
 
 struct AttentionImpl : nn::Module {
   explicit AttentionImpl(const Options& size)
-      : heads(size.heads), dropout(size.dropout), qkv(size.width, 3 * size.width), out(size.width, size.width) {
+      : heads(size.heads),
+        dropout(size.dropout),
+        qkv(size.width, 3 * size.width),
+        out(size.width, size.width) {
     register_module("qkv", qkv);
     register_module("out", out);
-    future = register_buffer("future", torch::ones({size.context, size.context}, torch::kBool).triu(1));
+    future = register_buffer(
+        "future", torch::ones({size.context, size.context}, torch::kBool).triu(1));
   }
 
   at::Tensor forward(const at::Tensor& x) {
@@ -36,7 +40,8 @@ struct AttentionImpl : nn::Module {
     const auto unseen = future.slice(0, 0, length).slice(1, 0, length);
     auto weights = scores.masked_fill(unseen, -std::numeric_limits<double>::infinity()).softmax(-1);
     weights = torch::dropout(weights, dropout, is_training());
-    const auto mixed = at::matmul(weights, parts[2]).transpose(1, 2).reshape({batch, length, width});
+    const auto mixed =
+        at::matmul(weights, parts[2]).transpose(1, 2).reshape({batch, length, width});
     return torch::dropout(out(mixed), dropout, is_training());
   }
 
@@ -79,7 +84,9 @@ TORCH_MODULE(Block);
 // Next-character loss of a batch of ids, one column longer than the context.
 struct GptImpl : nn::Module {
   GptImpl(int64_t vocabulary, const Options& size)
-      : tokens(vocabulary, size.width), norm(nullptr), head(nullptr) {
+      : tokens(vocabulary, size.width),
+        norm(nullptr),
+        head(nullptr) {
     positions = register_parameter("positions", torch::zeros({size.context, size.width}));
     register_module("tokens", tokens);
     register_module("blocks", blocks);
@@ -87,7 +94,8 @@ struct GptImpl : nn::Module {
       blocks->push_back(Block(size));
     }
     norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({size.width})));
-    head = register_module("head", nn::Linear(nn::LinearOptions(size.width, vocabulary).bias(false)));
+    head = register_module(
+        "head", nn::Linear(nn::LinearOptions(size.width, vocabulary).bias(false)));
     for (auto& parameter : parameters()) {
       if (parameter.dim() > 1) {
         nn::init::normal_(parameter, 0, 0.02);

@@ -97,10 +97,13 @@ inline int64_t size_in_bytes(const std::string& option, const std::string& text)
   }
   const double bytes = number * factor;
   if (!digit || !(bytes >= 1)) {
-    throw Refused(option + ": expected a size like 256MiB (B, KiB, MiB or GiB), got '" + text + "'");
+    throw Refused(
+        option + ": expected a size like 256MiB (B, KiB, MiB or GiB), got '" + text + "'");
   }
   if (bytes > kMostBytes) {
-    throw Refused(option + ": expected at most " + printed("%.0f", kMostBytes) + " bytes, got '" + text + "'");
+    throw Refused(
+        option + ": expected at most " + printed("%.0f", kMostBytes) + " bytes, got '" + text +
+        "'");
   }
   return static_cast<int64_t>(bytes);
 }

@@ -40,48 +40,75 @@ inline std::string policy_named(const std::string& word) {
 inline const std::vector<Option>& all_options() {
   // What no model is meant to have more of: a slip of the finger is told at once. As in Python.
   constexpr int64_t kLayers = 10'000, kSize = 1'000'000, kThreads = 1024;
-  const auto count = [](const char* name, const char* help, int64_t Options::*field, int64_t least,
+  const auto count = [](const char* name,
+                        const char* help,
+                        int64_t Options::* field,
+                        int64_t least,
                         int64_t most = INT64_MAX) {
     return Option{name, "N", help, [=](Options& options, const std::string& word) {
                     options.*field = whole_number(name, word, least, most);
                   }};
   };
-  const auto word = [](const char* name, const char* value, const char* help, std::string Options::*field) {
-    return Option{name, value, help, [=](Options& options, const std::string& given) {
-                    options.*field = given;
-                  }};
-  };
+  const auto word =
+      [](const char* name, const char* value, const char* help, std::string Options::* field) {
+        return Option{name, value, help, [=](Options& options, const std::string& given) {
+                        options.*field = given;
+                      }};
+      };
   static const std::vector<Option> options{
-      {"--policy", "NAME", "none: plain autograd; cheap: what is cheap is replayed, no product of matrices; full: all is (full)",
+      {"--policy",
+       "NAME",
+       "none: plain autograd; cheap: what is cheap is replayed, no product of matrices; full: all "
+       "is (full)",
        [](Options& o, const std::string& w) { o.policy = policy_named(w); }},
       count("--layers", "blocks of the transformer (4)", &Options::layers, 1, kLayers),
       count("--width", "of the residual stream (64)", &Options::width, 1, kSize),
       count("--heads", "of attention (4)", &Options::heads, 1, kSize),
       count("--context", "characters that the model sees (64)", &Options::context, 1, kSize),
       count("--batch", "windows in a step (8)", &Options::batch, 1, kSize),
-      {"--dropout", "P", "share of values that are dropped out (0.1)",
+      {"--dropout",
+       "P",
+       "share of values that are dropped out (0.1)",
        [](Options& o, const std::string& w) { o.dropout = real_number("--dropout", w, true, 1); }},
       count("--steps", "to train, from the very start (100)", &Options::steps, 1),
       count("--seed", "of weights, dropout and the order of the text (0)", &Options::seed, 0),
-      {"--lr", "RATE", "AdamW's learning rate (0.001)",
+      {"--lr",
+       "RATE",
+       "AdamW's learning rate (0.001)",
        [](Options& o, const std::string& w) { o.lr = real_number("--lr", w, false, 10); }},
-      count("--threads", "of torch; another number may round otherwise (1)", &Options::threads, 1, kThreads),
+      count(
+          "--threads",
+          "of torch; another number may round otherwise (1)",
+          &Options::threads,
+          1,
+          kThreads),
       word("--text", "FILE", "to learn from (a text of the repository)", &Options::text),
       word("--out", "FOLDER", "where the run is saved (build/train)", &Options::out),
-      count("--save-every", "steps between saves, 0: at the end only (10)", &Options::save_every, 0),
-      {"--resume", "", "go on with the run that is saved in FOLDER; from the start if none is",
+      count(
+          "--save-every", "steps between saves, 0: at the end only (10)", &Options::save_every, 0),
+      {"--resume",
+       "",
+       "go on with the run that is saved in FOLDER; from the start if none is",
        [](Options& o, const std::string&) { o.resume = true; }},
-      {"--memory-limit", "BYTES", "hard limit on what the process may allocate: 256MiB (none)",
-       [](Options& o, const std::string& w) { o.memory_limit = size_in_bytes("--memory-limit", w); }},
+      {"--memory-limit",
+       "BYTES",
+       "hard limit on what the process may allocate: 256MiB (none)",
+       [](Options& o, const std::string& w) {
+         o.memory_limit = size_in_bytes("--memory-limit", w);
+       }},
       {"--quiet", "", "no progress", [](Options& o, const std::string&) { o.quiet = true; }},
-      word("--json", "PATH", "where the JSON artefact goes, - for standard output (FOLDER/report.json)",
-           &Options::json),
+      word(
+          "--json",
+          "PATH",
+          "where the JSON artefact goes, - for standard output (FOLDER/report.json)",
+          &Options::json),
   };
   return options;
 }
 
 inline std::string help_text() {
-  std::string text = "usage: train_gpt [options]\n\nTrains a character-level transformer on a text.\n\n";
+  std::string text =
+      "usage: train_gpt [options]\n\nTrains a character-level transformer on a text.\n\n";
   for (const auto& option : all_options()) {
     auto left = "  " + option.name + (option.value.empty() ? "" : " " + option.value);
     left.resize(std::max<size_t>(left.size() + 1, 25), ' ');
@@ -97,8 +124,8 @@ inline Options parse(const std::vector<std::string>& words) {
     const auto equals = words[i].find('=');
     const auto name = words[i].substr(0, equals);
     const auto& all = all_options();
-    const auto found =
-        std::find_if(all.begin(), all.end(), [&](const Option& option) { return option.name == name; });
+    const auto found = std::find_if(
+        all.begin(), all.end(), [&](const Option& option) { return option.name == name; });
     if (found == all.end()) {
       std::vector<std::string> known{"--help"};
       for (const auto& option : all) {

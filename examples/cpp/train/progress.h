@@ -24,7 +24,8 @@ struct Totals {
 class Progress {
  public:
   explicit Progress(bool quiet)
-      : quiet_(quiet), live_(isatty(STDERR_FILENO) != 0 && std::getenv("CI") == nullptr) {}
+      : quiet_(quiet),
+        live_(isatty(STDERR_FILENO) != 0 && std::getenv("CI") == nullptr) {}
   ~Progress() { end(); }
 
   void note(const std::string& text) {
@@ -37,8 +38,9 @@ class Progress {
     if (quiet_) {
       return;
     }
-    const auto line = "step " + std::to_string(totals.step) + "/" + std::to_string(totals.steps) + "  loss " +
-        printed_loss(totals.loss) + "  tokens/s " + printed("%.0f", totals.tokens_per_second()) + "  peak " +
+    const auto line = "step " + std::to_string(totals.step) + "/" + std::to_string(totals.steps) +
+        "  loss " + printed_loss(totals.loss) + "  tokens/s " +
+        printed("%.0f", totals.tokens_per_second()) + "  peak " +
         printed_bytes(static_cast<double>(totals.peak_bytes)) + "  replay " +
         printed("%.1f", 100 * totals.replay_share()) + " %";
     std::cerr << (live_ ? "\r" + line + "\x1b[K" : line + "\n") << std::flush;

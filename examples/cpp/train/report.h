@@ -43,19 +43,22 @@ inline std::string Report::json(const Options& o, int exit_code) const {
   const auto number = [](const char* name, const std::string& value) {
     return "    \"" + std::string(name) + "\": " + value + ",\n";
   };
-  std::string text = "{\n  \"format\": \"retape/1\",\n  \"verb\": \"train\",\n  \"environment\": {\n";
-  text += number("retape", quoted(RETAPE_VERSION)) + "    \"torch\": " + quoted(TORCH_VERSION) + "\n  },\n";
-  text += "  \"arguments\": {\n" + number("policy", quoted(o.policy)) + number("layers", std::to_string(o.layers)) +
-      number("width", std::to_string(o.width)) + number("heads", std::to_string(o.heads)) +
-      number("context", std::to_string(o.context)) + number("batch", std::to_string(o.batch)) +
-      number("dropout", shortest(o.dropout)) + number("steps", std::to_string(o.steps)) +
-      number("seed", std::to_string(o.seed)) + number("lr", shortest(o.lr)) +
-      number("threads", std::to_string(o.threads)) +
+  std::string text =
+      "{\n  \"format\": \"retape/1\",\n  \"verb\": \"train\",\n  \"environment\": {\n";
+  text += number("retape", quoted(RETAPE_VERSION)) + "    \"torch\": " + quoted(TORCH_VERSION) +
+      "\n  },\n";
+  text += "  \"arguments\": {\n" + number("policy", quoted(o.policy)) +
+      number("layers", std::to_string(o.layers)) + number("width", std::to_string(o.width)) +
+      number("heads", std::to_string(o.heads)) + number("context", std::to_string(o.context)) +
+      number("batch", std::to_string(o.batch)) + number("dropout", shortest(o.dropout)) +
+      number("steps", std::to_string(o.steps)) + number("seed", std::to_string(o.seed)) +
+      number("lr", shortest(o.lr)) + number("threads", std::to_string(o.threads)) +
       number("memory_limit", o.memory_limit ? std::to_string(*o.memory_limit) : "null") +
       "    \"resume\": " + (o.resume ? "true" : "false") + "\n  },\n";
   text += "  \"result\": {\n" + number("parameters", std::to_string(parameters)) +
-      number("first_step", std::to_string(first_step)) + number("step", std::to_string(totals.step)) +
-      number("losses", "[" + list + "]") + number("seconds", printed("%.3f", totals.seconds)) +
+      number("first_step", std::to_string(first_step)) +
+      number("step", std::to_string(totals.step)) + number("losses", "[" + list + "]") +
+      number("seconds", printed("%.3f", totals.seconds)) +
       number("tokens_per_second", printed("%.1f", totals.tokens_per_second())) +
       number("peak_bytes", std::to_string(totals.peak_bytes)) +
       number("replay_share", printed("%.4f", totals.replay_share())) +

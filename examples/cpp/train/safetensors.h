@@ -1,5 +1,5 @@
-// Files in the safetensors format: 8 bytes with the length of the header (little-endian), the header
-// as JSON, the tensors.
+// Files in the safetensors format: 8 bytes with the length of the header (little-endian), the
+// header as JSON, the tensors.
 //
 //   train::write_safetensors("run.safetensors", {{"weight", weight}}, {{"step", "3"}});
 //   train::SafetensorsFile file("run.safetensors");   // refuses what is not whole
@@ -82,12 +82,14 @@ class SafetensorsFile {
       throw Refused("there is no tensor " + name + " in it");
     }
     const auto& entry = found->second;
-    if (entry.dtype != dtype_name(into.scalar_type()) || into.sizes() != at::IntArrayRef(entry.shape) ||
-        entry.end - entry.begin != into.nbytes()) {
+    if (entry.dtype != dtype_name(into.scalar_type()) ||
+        into.sizes() != at::IntArrayRef(entry.shape) || entry.end - entry.begin != into.nbytes()) {
       throw Refused("tensor " + name + " has another type or shape");
     }
     file_.seekg(static_cast<std::streamoff>(data_ + entry.begin));
-    if (!file_.read(static_cast<char*>(into.mutable_data_ptr()), static_cast<std::streamsize>(into.nbytes()))) {
+    if (!file_.read(
+            static_cast<char*>(into.mutable_data_ptr()),
+            static_cast<std::streamsize>(into.nbytes()))) {
       throw Refused("tensor " + name + " cannot be read");
     }
   }
@@ -107,8 +109,8 @@ inline std::string beside_of(const std::string& path) {
 }
 
 // At every moment `path` is what it was before or what it is after, on the disk too: written beside
-// it, synced, renamed, and the folder synced. Tensors are contiguous and are not copied. `reached` is told
-// how far it is: "half-written", "before-rename", "after-rename".
+// it, synced, renamed, and the folder synced. Tensors are contiguous and are not copied. `reached`
+// is told how far it is: "half-written", "before-rename", "after-rename".
 inline void write_safetensors(
     const std::string& path,
     const NamedTensors& tensors,
@@ -122,7 +124,8 @@ inline void write_safetensors(
   json << "}";
   uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
-    json << "," << quoted(name) << ":{\"dtype\":" << quoted(dtype_name(tensor.scalar_type())) << ",\"shape\":[";
+    json << "," << quoted(name) << ":{\"dtype\":" << quoted(dtype_name(tensor.scalar_type()))
+         << ",\"shape\":[";
     for (int64_t i = 0; i < tensor.dim(); ++i) {
       json << (i == 0 ? "" : ",") << tensor.size(i);
     }

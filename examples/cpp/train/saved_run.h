@@ -1,5 +1,6 @@
-// All that a run needs to go on as if nothing had happened, in one file: parameters, AdamW's moments
-// and steps, the generator's state, where it is in the text, and the settings it depends on.
+// All that a run needs to go on as if nothing had happened, in one file: parameters, AdamW's
+// moments and steps, the generator's state, where it is in the text, and the settings it depends
+// on.
 #pragma once
 
 #include "adamw.h"
@@ -34,8 +35,9 @@ inline Metadata settings(const Options& options, const Text& text) {
   };
 }
 
-// For tests, which cannot hit such a moment from outside: with RETAPE_TRAIN_KILL=before-rename:30 in the
-// environment the process is killed at that moment (of write_safetensors) of the save of step 30.
+// For tests, which cannot hit such a moment from outside: with RETAPE_TRAIN_KILL=before-rename:30
+// in the environment the process is killed at that moment (of write_safetensors) of the save of
+// step 30.
 inline void kill_if_told(const std::string& moment, int64_t step) {
   const char* told = std::getenv("RETAPE_TRAIN_KILL");
   if (told != nullptr && told == moment + ":" + std::to_string(step)) {
@@ -67,10 +69,12 @@ class SavedRun {
     auto tensors = of(adamw);
     tensors.emplace_back("generator", at::detail::getDefaultCPUGenerator().get_state());
     tensors.emplace_back("alphabet", alphabet_);
-    write_safetensors(path_, tensors, metadata, [&](const char* moment) { kill_if_told(moment, step); });
+    write_safetensors(
+        path_, tensors, metadata, [&](const char* moment) { kill_if_told(moment, step); });
   }
 
-  // What a run that was killed within a save may have left. Only for who has the lock of the folder.
+  // What a run that was killed within a save may have left. Only for who has the lock of the
+  // folder.
   void remove_half_saved() const {
     std::error_code ignored;  // the next save writes over it
     std::filesystem::remove(beside_of(path_), ignored);
@@ -90,14 +94,16 @@ class SavedRun {
       try {
         generator.set_state(state);
       } catch (const c10::Error& error) {
-        throw Refused(std::string("tensor generator has no state of one (") + first_line(error) + ")");
+        throw Refused(
+            std::string("tensor generator has no state of one (") + first_line(error) + ")");
       }
       return whole_number("step", file.metadata.at("step"), 0);
     } catch (const OtherSettings&) {
       throw;
     } catch (const Refused& error) {
       throw Refused(
-          path_ + " is not a whole saved run: " + error.what() + ". Fix: another --out, or remove it");
+          path_ + " is not a whole saved run: " + error.what() +
+          ". Fix: another --out, or remove it");
     }
   }
 
@@ -128,7 +134,8 @@ class SavedRun {
       const auto found = saved.find(name);
       const auto before = found == saved.end() ? "nothing" : found->second;
       if (before != value) {
-        differences += (differences.empty() ? "" : ", ") + ("--" + name) + " (saved " + before + ", now " + value + ")";
+        differences += (differences.empty() ? "" : ", ") + ("--" + name) + " (saved " + before +
+            ", now " + value + ")";
       }
     }
     if (!differences.empty()) {

@@ -25,9 +25,10 @@ inline size_t distance(const std::string& a, const std::string& b) {
 }
 
 inline std::string offer(const std::string& word, const std::vector<std::string>& known) {
-  const auto closest = *std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
-    return distance(word, a) < distance(word, b);
-  });
+  const auto closest = *std::min_element(
+      known.begin(), known.end(), [&](const auto& a, const auto& b) {
+        return distance(word, a) < distance(word, b);
+      });
   if (2 * distance(word, closest) <= word.size()) {
     return "Did you mean " + closest + "?";
   }

@@ -10,7 +10,8 @@
 
 namespace retape::dist {
 
-// Parameters whose gradients are the same bits on every rank of `replicas`. Only its leader counts them.
+// Parameters whose gradients are the same bits on every rank of `replicas`. Only its leader counts
+// them.
 struct Held {
   std::vector<at::Tensor> parameters;
   Group replicas;
@@ -23,10 +24,13 @@ struct ClipOptions {
 };
 
 // Scales all gradients in place by min(1, max_norm / (norm + 1e-6)), and returns the norm over all
-// distinct parameters of `everyone`: a parameter that is given twice, or held by several ranks, counts
-// once. float64 inside; every rank gets the same bits. Where the norm is NaN all gradients become NaN. Ranks agree on
-// max_norm and norm_type.
+// distinct parameters of `everyone`: a parameter that is given twice, or held by several ranks,
+// counts once. float64 inside; every rank gets the same bits. Where the norm is NaN all gradients
+// become NaN. Ranks agree on max_norm and norm_type.
 RETAPE_API double clip_grad_norm(
-    const std::vector<Held>& held, double max_norm, const Group& everyone, ClipOptions options = {});
+    const std::vector<Held>& held,
+    double max_norm,
+    const Group& everyone,
+    ClipOptions options = {});
 
 }  // namespace retape::dist

@@ -1,8 +1,8 @@
-// Contributions: the places where a rank's number enters what all ranks compute together. GradCheck lists
-// them while a step runs, and then breaks one at a time, to show that it would notice.
+// Contributions: the places where a rank's number enters what all ranks compute together. GradCheck
+// lists them while a step runs, and then breaks one at a time, to show that it would notice.
 //
-// Every function of retape::dist that adds ranks up calls `detail::pass` with the name that it was given.
-// With no Watch in the process that is one relaxed load.
+// Every function of retape::dist that adds ranks up calls `detail::pass` with the name that it was
+// given. With no Watch in the process that is one relaxed load.
 #pragma once
 
 #include <retape/api.h>
@@ -25,26 +25,28 @@ enum class Place : uint8_t {
 
 enum class Mutation : uint8_t {
   None,
-  Drop,         // nothing is contributed; Count: the first rank is not counted; Residual: no gradient
-  Double,       // everything twice; Residual: the gradient
-  OnAllRanks,   // contribute_once: by every rank
-  Average,      // the sum, divided by the number of ranks
-  TimesGroup,   // multiplied by the number of ranks
-  LocalCount,   // this rank's count in place of everybody's
-  OtherCount,   // this rank's count times `factor`: the size of another group
-  LocalValue,   // global_residual: this rank's sum in place of everybody's
+  Drop,    // nothing is contributed; Count: the first rank is not counted; Residual: no gradient
+  Double,  // everything twice; Residual: the gradient
+  OnAllRanks,    // contribute_once: by every rank
+  Average,       // the sum, divided by the number of ranks
+  TimesGroup,    // multiplied by the number of ranks
+  LocalCount,    // this rank's count in place of everybody's
+  OtherCount,    // this rank's count times `factor`: the size of another group
+  LocalValue,    // global_residual: this rank's sum in place of everybody's
   EveryReplica,  // clip_grad_norm: every replica counts
-  Weighted,     // a sum: this rank's part times `factor`, which may be another on each
+  Weighted,      // a sum: this rank's part times `factor`, which may be another on each
 };
 
 struct Contribution {
   Place place;
   std::string name;
   std::string group;
-  int size = 1;       // of the group
-  int64_t count = 0;  // Count: of this rank. Norm: replicas that another counts, the most of all ranks
-  bool even = true;   // Count: the same on all ranks, each time
-  // Sum of several tensors under one name, as of a bucket: their names, with ", " between. Empty: `name` is the tensor's.
+  int size = 1;  // of the group
+  int64_t count =
+      0;  // Count: of this rank. Norm: replicas that another counts, the most of all ranks
+  bool even = true;  // Count: the same on all ranks, each time
+  // Sum of several tensors under one name, as of a bucket: their names, with ", " between. Empty:
+  // `name` is the tensor's.
   std::string contents = {};
   bool operator==(const Contribution& other) const {
     return place == other.place && name == other.name && group == other.group;
@@ -54,12 +56,14 @@ struct Contribution {
 RETAPE_API const char* text(Place place);
 RETAPE_API const char* text(Mutation mutation);
 
-// What can be broken at such a place. OtherCount and Weighted are not among them: they need a factor.
+// What can be broken at such a place. OtherCount and Weighted are not among them: they need a
+// factor.
 RETAPE_API std::vector<Mutation> mutations_of(Place place);
 
-// By what a gradient that consists of nothing but this contribution is multiplied; none where that is
-// not one number, as of a local count where ranks do not count the same.
-RETAPE_API std::optional<double> predicted_ratio(Mutation mutation, const Contribution& at, double factor = 1);
+// By what a gradient that consists of nothing but this contribution is multiplied; none where that
+// is not one number, as of a local count where ranks do not count the same.
+RETAPE_API std::optional<double> predicted_ratio(
+    Mutation mutation, const Contribution& at, double factor = 1);
 
 // What to break. A name "*" is every contribution to that place and group.
 struct Break {

@@ -3,27 +3,28 @@
 //   Group group = world.group("block0", {4, 5});
 //   group.sum("weight", gradient);             // in place; on every rank the same bits afterwards
 //
-// Gloo sums what it is given: two tensors in another order, SUM on one rank and MAX on another, float32
-// against int32, a call that one rank skipped. All of these it adds up without a word, or ends the
-// process. So every call here has a fingerprint (sequence number, operation, name, dtype, shape), which
-// the ranks compare through the group's store first:
+// Gloo sums what it is given: two tensors in another order, SUM on one rank and MAX on another,
+// float32 against int32, a call that one rank skipped. All of these it adds up without a word, or
+// ends the process. So every call here has a fingerprint (sequence number, operation, name, dtype,
+// shape), which the ranks compare through the group's store first:
 //
-//   ranks differ        CollectiveError on every rank, naming the odd ones (all, where no call has most)
+//   ranks differ        CollectiveError on every rank, naming the odd ones (all, where no call has
+//   most)
 //                       and what each would do; at once
 //   a rank is missing   CollectiveError on the others within the timeout, naming it
 //   a rank dies in it   CollectiveError on the others, naming it
 //
-// After a CollectiveError the tensors that were given are as they were, on every rank, and the process
-// group is broken: each later call raises the same error at once, through any Group. Make a new process
-// group, or end the process. A rank that did not come because it waits in another group is not to blame:
-// the error names whom that one waits for.
+// After a CollectiveError the tensors that were given are as they were, on every rank, and the
+// process group is broken: each later call raises the same error at once, through any Group. Make a
+// new process group, or end the process. A rank that did not come because it waits in another group
+// is not to blame: the error names whom that one waits for.
 //
-// Calls run in order, one at a time, on a thread: `sum_async` returns at once. Copies are the same group,
-// and all Groups of one process group share that thread, so that calls under way in several of them do not
-// mix; calls that do not come through a Group (torch.distributed's own) must not be made while one is under
-// way. Threads: any, but ranks must call in the same order.
-// Cost: per process group two threads and one connection to the store, and one more per process; per
-// call at most five round trips to the store, eight on index 0, whatever the number of ranks.
+// Calls run in order, one at a time, on a thread: `sum_async` returns at once. Copies are the same
+// group, and all Groups of one process group share that thread, so that calls under way in several
+// of them do not mix; calls that do not come through a Group (torch.distributed's own) must not be
+// made while one is under way. Threads: any, but ranks must call in the same order. Cost: per
+// process group two threads and one connection to the store, and one more per process; per call at
+// most five round trips to the store, eight on index 0, whatever the number of ranks.
 #pragma once
 
 #include <retape/api.h>
@@ -64,26 +65,30 @@ class Job;
 }  // namespace detail
 
 // In which ranks are added up.
-//   Any     as the transport likes: Gloo's and NCCL's rings begin with another rank in each part of a tensor. The same
-//           bits on every rank and in every run of as many ranks, but not those of adding ranks one after the other.
-//   ByRank  the first, then the second, and so on, as one process would. Every rank gets every part: as many times the
+//   Any     as the transport likes: Gloo's and NCCL's rings begin with another rank in each part of
+//   a tensor. The same
+//           bits on every rank and in every run of as many ranks, but not those of adding ranks one
+//           after the other.
+//   ByRank  the first, then the second, and so on, as one process would. Every rank gets every
+//   part: as many times the
 //           memory, and more to send, as there are ranks.
 enum class Order : uint8_t { Any, ByRank };
 
 struct GroupOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
-  // The rank whose process hosts the store; none: a launcher does (torchrun, run_ranks). Named when the
-  // store is gone.
+  // The rank whose process hosts the store; none: a launcher does (torchrun, run_ranks). Named when
+  // the store is gone.
   std::optional<int> store_host;
 };
 
-// Before this process ends: ranks that wait for it in a call know at once that it will not come, and if it hosts the
-// store, it serves that until they have ended too, for a minute at the longest. Groups of a World do this as it ends,
-// and in Python all do.
+// Before this process ends: ranks that wait for it in a call know at once that it will not come,
+// and if it hosts the store, it serves that until they have ended too, for a minute at the longest.
+// Groups of a World do this as it ends, and in Python all do.
 RETAPE_API void leave();
 
-// Called again and again on threads that wait for other ranks, without any lock; what it throws ends the wait, and
-// leaves the call to itself. Null: nothing is. For interpreters, which look for signals there.
+// Called again and again on threads that wait for other ranks, without any lock; what it throws
+// ends the wait, and leaves the call to itself. Null: nothing is. For interpreters, which look for
+// signals there.
 using WhileWaiting = void (*)();
 RETAPE_API void set_while_waiting(WhileWaiting call);
 
@@ -96,7 +101,8 @@ class RETAPE_API Pending {
  private:
   friend class detail::GroupImpl;
   Pending(std::shared_ptr<detail::GroupImpl> group, std::shared_ptr<detail::Job> job)
-      : group_(std::move(group)), job_(std::move(job)) {}
+      : group_(std::move(group)),
+        job_(std::move(job)) {}
   std::shared_ptr<detail::GroupImpl> group_;
   std::shared_ptr<detail::Job> job_;
 };
@@ -124,7 +130,8 @@ class RETAPE_API Group {
 
   // In place.
   void sum(const std::string& name, const at::Tensor& tensor, Order order = Order::Any) const;
-  Pending sum_async(const std::string& name, const at::Tensor& tensor, Order order = Order::Any) const;
+  Pending sum_async(
+      const std::string& name, const at::Tensor& tensor, Order order = Order::Any) const;
   void broadcast(const std::string& name, const at::Tensor& tensor, int from = 0) const;
 
   // One per member, in order; shapes and dtypes are the same.
@@ -133,16 +140,18 @@ class RETAPE_API Group {
   // Returns when all have called it.
   void barrier(const std::string& name) const;
 
-  // After an interrupt: this process waits for none of its calls that are under way, and others need not wait for it.
-  // They raise CollectiveError, which names this rank, unless all have come to the call already. So does Pending::wait.
+  // After an interrupt: this process waits for none of its calls that are under way, and others
+  // need not wait for it. They raise CollectiveError, which names this rank, unless all have come
+  // to the call already. So does Pending::wait.
   void withdraw() const;
-  // And it makes no other: who waits in one, or comes to one, raises. The group is broken. Returns when others can know,
-  // after seconds at the latest, and does not throw.
+  // And it makes no other: who waits in one, or comes to one, raises. The group is broken. Returns
+  // when others can know, after seconds at the latest, and does not throw.
   void abandon() const;
 
-  // Raises on every member where `text` is not the same on all. `complaint`: what this rank has against
-  // going on; if any has one, all raise, with all of them.
-  void agree(const std::string& name, const std::string& text, const std::string& complaint = "") const;
+  // Raises on every member where `text` is not the same on all. `complaint`: what this rank has
+  // against going on; if any has one, all raise, with all of them.
+  void agree(
+      const std::string& name, const std::string& text, const std::string& complaint = "") const;
   void agree(const Topology& topology) const { agree("topology", topology.text()); }
 
  private:

@@ -6,9 +6,9 @@
 //   }
 //   reducer.reduce();     // each tensor is the sum, the same bits on every rank
 //
-// There is no average: whoever computed a Partial has divided it by a GlobalCount. Tensors go in buckets
-// of one dtype and device, in the order in which they were added. They are written when all buckets have
-// arrived: after a CollectiveError none of them has been.
+// There is no average: whoever computed a Partial has divided it by a GlobalCount. Tensors go in
+// buckets of one dtype and device, in the order in which they were added. They are written when all
+// buckets have arrived: after a CollectiveError none of them has been.
 #pragma once
 
 #include <retape/dist/group.h>
@@ -25,10 +25,11 @@ namespace retape::dist {
 
 struct ReducerOptions {
   int64_t bucket_bytes = 25 << 20;
-  // dtype in which tensors of floating point travel and are added; none: their own. Others (integers,
-  // complex numbers) travel as they are.
+  // dtype in which tensors of floating point travel and are added; none: their own. Others
+  // (integers, complex numbers) travel as they are.
   std::optional<at::ScalarType> wire;
-  // Looks at every partial first, as it will travel; one that is not finite raises on every rank, with rank and name.
+  // Looks at every partial first, as it will travel; one that is not finite raises on every rank,
+  // with rank and name.
   bool check_finite = false;
   Order order = Order::Any;
 };
@@ -40,8 +41,8 @@ class RETAPE_API SumReducer {
   SumReducer(SumReducer&&) noexcept;
   SumReducer& operator=(SumReducer&&) noexcept;
 
-  // The tensor is written by reduce. UsageError: undefined, sparse, or a name or memory that was added
-  // already (tied weights): it would count twice.
+  // The tensor is written by reduce. UsageError: undefined, sparse, or a name or memory that was
+  // added already (tied weights): it would count twice.
   void add(const std::string& name, const Partial<at::Tensor>& partial);
 
   template <typename T>
@@ -52,8 +53,9 @@ class RETAPE_API SumReducer {
         "Fix: reducer.add(name, retape::dist::contribute_once(name, replicated, group)).");
   }
 
-  // The gradient of each parameter. Where it is undefined on this rank and not on another (an expert
-  // without tokens), it counts as zeros, and is the sum afterwards; where on all, it stays undefined.
+  // The gradient of each parameter. Where it is undefined on this rank and not on another (an
+  // expert without tokens), it counts as zeros, and is the sum afterwards; where on all, it stays
+  // undefined.
   void add_gradients(const std::vector<std::pair<std::string, at::Tensor>>& parameters);
 
   // All that was added since the last time.
@@ -66,8 +68,8 @@ class RETAPE_API SumReducer {
   std::unique_ptr<Impl> impl_;
 };
 
-// One tensor alone, as a SumReducer would sum it: written when it is waited for. `name` is what GradCheck
-// calls this contribution; `contents`, by default the name, is what ranks agree on.
+// One tensor alone, as a SumReducer would sum it: written when it is waited for. `name` is what
+// GradCheck calls this contribution; `contents`, by default the name, is what ranks agree on.
 RETAPE_API Pending sum_async(
     const std::string& name,
     const Partial<at::Tensor>& partial,

@@ -3,14 +3,16 @@
 //   Partial<T>     the sum over the ranks of the group is the answer
 //   Replicated<T>  every rank of the group has the answer
 //
-// The type decides what may happen to it, never a factor. A Partial goes into a sum. A Replicated does
-// not: summed over n ranks it would count n times. It is contributed by one rank:
+// The type decides what may happen to it, never a factor. A Partial goes into a sum. A Replicated
+// does not: summed over n ranks it would count n times. It is contributed by one rank:
 //
 //   reducer.add("weight", retape::dist::Partial(weight.grad()));
 //   reducer.add("norm", retape::dist::Replicated(penalty));          // does not compile
-//   reducer.add("norm", retape::dist::contribute_once("norm", retape::dist::Replicated(penalty), group));
+//   reducer.add("norm", retape::dist::contribute_once("norm", retape::dist::Replicated(penalty),
+//   group));
 //
-// Both can be scaled, added to their like and subtracted from it. Adding one to the other does not compile.
+// Both can be scaled, added to their like and subtracted from it. Adding one to the other does not
+// compile.
 #pragma once
 
 #include <retape/api.h>
@@ -111,14 +113,17 @@ Partial<T> operator-(const Replicated<T>& a, const Partial<T>& b) {
   return b + a;
 }
 
-// The value on the rank whose index in the group is `owner`, zeros on the others, which so take part in
-// the same sum; they have the value's graph, through which backward gives zeros. `name` is what reports
-// call it.
+// The value on the rank whose index in the group is `owner`, zeros on the others, which so take
+// part in the same sum; they have the value's graph, through which backward gives zeros. `name` is
+// what reports call it.
 RETAPE_API Partial<at::Tensor> contribute_once(
-    const std::string& name, const Replicated<at::Tensor>& value, const Group& group, int owner = 0);
+    const std::string& name,
+    const Replicated<at::Tensor>& value,
+    const Group& group,
+    int owner = 0);
 
-// The same, of what every rank could compute and the owner alone does: others have zeros as large as `like`, a leaf
-// that requires a gradient if `like` does, so that all of them can call backward.
+// The same, of what every rank could compute and the owner alone does: others have zeros as large
+// as `like`, a leaf that requires a gradient if `like` does, so that all of them can call backward.
 RETAPE_API Partial<at::Tensor> contribute_once(
     const std::string& name,
     const at::Tensor& like,
@@ -126,7 +131,8 @@ RETAPE_API Partial<at::Tensor> contribute_once(
     const Group& group,
     int owner = 0);
 
-// The same, of what the owner alone has, as a sum that ended there. Of the others' tensors only the size counts.
+// The same, of what the owner alone has, as a sum that ended there. Of the others' tensors only the
+// size counts.
 RETAPE_API Partial<at::Tensor> contribute_from(
     const std::string& name, const at::Tensor& value, const Group& group, int owner = 0);
 

@@ -1,16 +1,18 @@
-// Topology: which ranks there are, what they are called together, and which rows of the batch each has.
+// Topology: which ranks there are, what they are called together, and which rows of the batch each
+// has.
 //
 //   retape::dist::Topology topology(/*rows=*/24, {
 //       {"ci", {0, 1, 2, 3}},            // rows 0..6, 6..12, 12..18, 18..24
 //       {"block0", {4, 5}},              // rows 0..12, 12..24
 //       {"ppgd", {6, 7}, {{0, 7}, {7, 24}}},  // its own cut
 //   }, {
-//       {"ci+ppgd", {0, 1, 2, 3, 6, 7}},  // ranks that do something together, without rows of their own
+//       {"ci+ppgd", {0, 1, 2, 3, 6, 7}},  // ranks that do something together, without rows of
+//       their own
 //   });
 //   topology.overlap("ci", 2, "ppgd", 1);   // rows 12..18
 //
-// A value, built once, the same on every rank: a Placement compares it, and has the groups. A rank may be
-// in several pools. Nothing here communicates.
+// A value, built once, the same on every rank: a Placement compares it, and has the groups. A rank
+// may be in several pools. Nothing here communicates.
 #pragma once
 
 #include <retape/api.h>
@@ -54,9 +56,9 @@ struct RETAPE_API NamedRanks {
 
 class RETAPE_API Topology {
  public:
-  // UsageError: two pools or groups of one name, a rank twice in one, shards that leave a row out or have
-  // one twice, more shards than ranks or fewer, no rows at all, a rank in a group but in no pool. A rank's own
-  // shard may be empty: it has run out of rows.
+  // UsageError: two pools or groups of one name, a rank twice in one, shards that leave a row out
+  // or have one twice, more shards than ranks or fewer, no rows at all, a rank in a group but in no
+  // pool. A rank's own shard may be empty: it has run out of rows.
   Topology(int64_t rows, std::vector<Pool> pools, std::vector<NamedRanks> groups = {});
 
   int64_t rows() const { return rows_; }
@@ -64,8 +66,9 @@ class RETAPE_API Topology {
   const std::vector<Pool>& pools() const { return pools_; }
   const Pool& pool(const std::string& name) const;  // UsageError with the names that there are
   const std::vector<NamedRanks>& groups() const { return groups_; }  // beside pools
-  const std::vector<int>& ranks_of(const std::string& name) const;   // a pool's or a group's; UsageError
-  std::vector<int> all_ranks() const;                                 // of all pools, sorted
+  const std::vector<int>& ranks_of(
+      const std::string& name) const;  // a pool's or a group's; UsageError
+  std::vector<int> all_ranks() const;  // of all pools, sorted
 
   // Rows that the i-th of one pool and the j-th of another both have.
   RowRange overlap(const std::string& a, int i, const std::string& b, int j) const;

@@ -1,12 +1,14 @@
 // World: all ranks, from C++ without Python.
 //
-//   auto world = retape::dist::World::from_environment();   // under torchrun, or any launcher that sets
-//   Group all = world.all();                                // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+//   auto world = retape::dist::World::from_environment();   // under torchrun, or any launcher that
+//   sets Group all = world.all();                                // RANK, WORLD_SIZE, MASTER_ADDR,
+//   MASTER_PORT
 //
 //   auto ends = retape::dist::run_ranks(4, [](World& world) { ... });   // forks four
 //
-// Gloo over the interface that leads to MASTER_ADDR: loopback stays on loopback, the store too. Where groups are
-// made by torch.distributed, take those: Group(name, ranks, c10d::resolve_process_group(...)).
+// Gloo over the interface that leads to MASTER_ADDR: loopback stays on loopback, the store too.
+// Where groups are made by torch.distributed, take those: Group(name, ranks,
+// c10d::resolve_process_group(...)).
 #pragma once
 
 #include <retape/dist/group.h>
@@ -38,9 +40,9 @@ class RETAPE_API World {
   int size() const;
   Group all() const;
 
-  // Called by its members only; returns when all are connected. CollectiveError on all of them: one did not
-  // come within the timeout (a minute at least for those that have not started yet), or did not connect.
-  // The same name again is the same group; UsageError with other ranks.
+  // Called by its members only; returns when all are connected. CollectiveError on all of them: one
+  // did not come within the timeout (a minute at least for those that have not started yet), or did
+  // not connect. The same name again is the same group; UsageError with other ranks.
   Group group(const std::string& name, std::vector<int> ranks) const;
 
  private:
@@ -51,9 +53,9 @@ class RETAPE_API World {
 
 // How a rank ended.
 struct RankEnd {
-  int exit_code = 0;   // -1: it was ended by `signal`
+  int exit_code = 0;  // -1: it was ended by `signal`
   int signal = 0;
-  std::string error;   // what() of what its function threw; exit_code is then 1
+  std::string error;  // what() of what its function threw; exit_code is then 1
   std::chrono::steady_clock::time_point at;  // when it had ended
 };
 
@@ -66,8 +68,9 @@ struct RunOptions {
   std::function<void(const std::vector<int>& pids)> started;
 };
 
-// Forks `ranks` processes, runs `body` in each, and waits for them. This process hosts the store, on
-// loopback. UsageError if it has other threads: what they hold would be locked in the children forever.
+// Forks `ranks` processes, runs `body` in each, and waits for them. This process hosts the store,
+// on loopback. UsageError if it has other threads: what they hold would be locked in the children
+// forever.
 RETAPE_API std::vector<RankEnd> run_ranks(
     int ranks, const std::function<void(World&)>& body, const RunOptions& options = {});
 

@@ -196,4 +196,6 @@ class BlockTask(ModuleTask):
         return loss_of(self.y)
 
     def resident(self, live: int) -> int:
-        return super().resident(live) - self.x.nbytes + self.y.nbytes  # the input is held, the output is not
+        return (
+            super().resident(live) - self.x.nbytes + self.y.nbytes
+        )  # the input is held, the output is not

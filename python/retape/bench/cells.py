@@ -185,7 +185,7 @@ def shown(subject: Subject) -> list[int]:
 
 
 def not_run(subject: Subject) -> str:
-    """"not run: Megatron's (needs the package megatron)"; empty if all were."""
+    """ "not run: Megatron's (needs the package megatron)"; empty if all were."""
     named = zip(labels(subject), subject.rows, strict=True)
     told = [f"{label} ({printable(row.skipped)})" for label, row in named if row.skipped]
     return f"not run: {', '.join(told)}" if told else ""
@@ -195,7 +195,9 @@ def labels(subject: Subject) -> list[str]:
     """A name for each row; with what it is wrapped around, where the method alone does not tell."""
     count = Counter(row.method for row in subject.rows)
     return [
-        printable(f"{row.method}, {row.around}" if count[row.method] > 1 and row.around else row.method)
+        printable(
+            f"{row.method}, {row.around}" if count[row.method] > 1 and row.around else row.method
+        )
         for row in subject.rows
     ]
 
@@ -232,7 +234,7 @@ def sizes_text(subject: Subject) -> str:
 
 
 def _of_the_size(subject: Subject) -> str:
-    """"memory, GFLOP and ops replayed": what was counted while memory was."""
+    """ "memory, GFLOP and ops replayed": what was counted while memory was."""
     there = [
         "memory",
         *["GFLOP"] * any(row.gflop is not None for row in subject.rows),
@@ -266,7 +268,7 @@ def frontier_text(cost: str) -> str:
 
 
 def costs(subject: Subject, cost: str) -> dict[int, Spread]:
-    """"time" in seconds, or "GFLOP", of each row that has a peak too."""
+    """ "time" in seconds, or "GFLOP", of each row that has a peak too."""
     found = {}
     for index, row in enumerate(subject.rows):
         spread = step_time(row, subject.plain) if cost == "time" else _exactly(row.gflop)
@@ -282,7 +284,9 @@ def _exactly(value: float | None) -> Spread | None:
 def least_memory(subject: Subject, paid: dict[int, Spread]) -> list[int]:
     """Of rows with right gradients those that no other beats in peak without being beaten in cost."""
     rows = subject.rows
-    known = sorted((spread[1], rows[i].peak, i) for i, spread in paid.items() if rows[i].equal != DIFFERENT)
+    known = sorted(
+        (spread[1], rows[i].peak, i) for i, spread in paid.items() if rows[i].equal != DIFFERENT
+    )
     best: list[tuple[float, int, int]] = []
     for each in known:
         # Counts are exact: rows can be alike in both.

@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 
 POLICIES = ("full", "cheap")
 INTERVALS = (1, 10, 100, 1000)
-_CAPTION = (
-    "Checked: a checked step's time over that of one that is not. 1 in N: the mean of all steps, with RETAPE_CHECK=N."
-)
+_CAPTION = "Checked: a checked step's time over that of one that is not. 1 in N: the mean of all steps, with RETAPE_CHECK=N."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rounds, layers = whole_number(1, ROUNDS), whole_number(1, LAYERS)
-    parser.add_argument("--rounds", type=rounds, metavar="N", default=15, help="timings of each (%(default)s)")
-    parser.add_argument("--layers", type=layers, metavar="N", default=4, help="of the model (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=rounds, metavar="N", default=15, help="timings of each (%(default)s)"
+    )
+    parser.add_argument(
+        "--layers", type=layers, metavar="N", default=4, help="of the model (%(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="3 rounds of 1 layer")
 
 
@@ -84,7 +86,11 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     measured = measure(layers, rounds)
     ratios = {policy: times["on"].ratio()[1] for policy, times in measured.items()}
     rows = [
-        {"policy": policy, "ratio": ratio, "mean_ratio": {str(n): 1 + (ratio - 1) / n for n in INTERVALS}}
+        {
+            "policy": policy,
+            "ratio": ratio,
+            "mean_ratio": {str(n): 1 + (ratio - 1) / n for n in INTERVALS},
+        }
         for policy, ratio in ratios.items()
     ]
     _print(rows, measured, layers, console)
@@ -102,7 +108,10 @@ def _print(
         Column("policy", [row["policy"] for row in rows], justify="left"),
         Column("step", [format_seconds(each["off"].median_ns() / 1e9) for each in times]),
         Column("checked", [format_spread(each["on"].ratios) for each in times]),
-        *(Column(f"1 in {n}", [f"{row['mean_ratio'][str(n)]:.4f}" for row in rows]) for n in INTERVALS[1:]),
+        *(
+            Column(f"1 in {n}", [f"{row['mean_ratio'][str(n)]:.4f}" for row in rows])
+            for n in INTERVALS[1:]
+        ),
     ]
     layouts = leaving_out(columns, ("1 in 10", "1 in 1000", "step"))
     title = f"A step of a GPT with {layers} layer{'s' * (layers != 1)}, checked"

@@ -56,7 +56,9 @@ class Metric:
 METRICS = {
     "peak": Metric(lambda row: row.peak, format_bytes, "bytes"),
     "held": Metric(lambda row: row.held, format_bytes, "bytes"),
-    "time": Metric(lambda row: row.total, "{:.3f} x plain".format, "total, over plain's of its run", True),
+    "time": Metric(
+        lambda row: row.total, "{:.3f} x plain".format, "total, over plain's of its run", True
+    ),
     "forward": Metric(lambda row: row.forward, format_seconds, "seconds", True),
     "backward": Metric(lambda row: row.backward, format_seconds, "seconds", True),
     "total": Metric(lambda row: row.total, format_seconds, "seconds", True),
@@ -120,7 +122,9 @@ class Comparison:
 
         def found(rule: Rule) -> set[str]:
             of_plain = PLAIN if METRICS[rule.metric].timed else None
-            return {c.verdict for c in self.changes if c.metric == rule.metric and c.method != of_plain}
+            return {
+                c.verdict for c in self.changes if c.metric == rule.metric and c.method != of_plain
+            }
 
         return [rule for rule in self.rules if found(rule) == {NOISY}]
 
@@ -185,7 +189,9 @@ def load(path: str) -> Baseline:
 def _unreadable(error: Exception) -> str:
     if isinstance(error, WrongType):
         return printable(str(error))
-    return f"no field {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+    return (
+        f"no field {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+    )
 
 
 def _unknown_fields(result: dict[str, Any]) -> str:
@@ -230,7 +236,8 @@ def compare(old: Baseline, new: Baseline, rules: Sequence[Rule] = SHOWN) -> Comp
         for rule in found.unjudged()
     ]
     found.warnings += [
-        f"{rule} judged no row clearly: every one is too noisy, which is no proof" for rule in found.unclear()
+        f"{rule} judged no row clearly: every one is too noisy, which is no proof"
+        for rule in found.unclear()
     ]
     return found
 
@@ -239,7 +246,9 @@ def _machines(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     told = []
     for name in ("cpu", "cores", "threads", "torch", "blas"):
         if name in old and name in new and old[name] != new[name]:
-            told.append(f"{name} was {old[name]}, is {new[name]}: times and bits may differ for that")
+            told.append(
+                f"{name} was {old[name]}, is {new[name]}: times and bits may differ for that"
+            )
     return told
 
 
@@ -287,9 +296,7 @@ def _judge_plain(key: str, plains: tuple[Row | None, Row | None], found: Compari
         )
 
 
-def _judge(
-    rule: Rule, old: Row, new: Row, plains: tuple[Row | None, Row | None]
-) -> Judged | None:
+def _judge(rule: Rule, old: Row, new: Row, plains: tuple[Row | None, Row | None]) -> Judged | None:
     metric = METRICS[rule.metric]
     if rule.metric == "time":
         if old is plains[0]:
@@ -354,7 +361,9 @@ def print_comparison(found: Comparison, console: Console) -> None:
         console.print(fitted(layouts, console, title="beside the old run", title_style="bold"))
         console.print()
     limits = ", ".join(f"{rule.metric} {rule.limit * 100:g} %" for rule in found.rules)
-    counts = ", ".join(f"{len(found.of(v))} {v}" for v in (REGRESSION, NOISY, BETTER, SAME) if found.of(v))
+    counts = ", ".join(
+        f"{len(found.of(v))} {v}" for v in (REGRESSION, NOISY, BETTER, SAME) if found.of(v)
+    )
     worst = next((v for v in (REGRESSION, NOISY) if found.of(v)), BETTER)
     console.print(
         f"{found.compared} row{'s' * (found.compared != 1)} compared (limits: {limits}){': ' + counts if counts else ''}",

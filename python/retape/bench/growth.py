@@ -77,7 +77,9 @@ def _timed(graph: Callable[[Tensor, int], list[Tensor]], way: str, ops: int) -> 
     return (middle - start) / 1e3 / ops, (end - middle) / 1e3 / ops
 
 
-def measure(most: int = SIZES[-1], on_round: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+def measure(
+    most: int = SIZES[-1], on_round: Callable[[], None] = lambda: None
+) -> list[dict[str, Any]]:
     """A row for each graph, way and size; the quickest of a few rounds."""
     rows = []
     with quiet_process():
@@ -87,7 +89,15 @@ def measure(most: int = SIZES[-1], on_round: Callable[[], None] = lambda: None) 
                     rounds = ROUNDS if ops < _LEAST_ROUND else 1
                     times = [_timed(graph, way, ops) for _ in range(rounds)]
                     forward, backward = (min(each) for each in zip(*times, strict=True))
-                    rows.append({"graph": name, "way": way, "ops": ops, "forward_us": forward, "backward_us": backward})
+                    rows.append(
+                        {
+                            "graph": name,
+                            "way": way,
+                            "ops": ops,
+                            "forward_us": forward,
+                            "backward_us": backward,
+                        }
+                    )
                     on_round()
     return rows
 
@@ -106,7 +116,14 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         Column("graph", [f"{graph}, {way}" for graph, way in lines], "", justify="left", least=0),
         Column("us/op", [f"{row['forward_us']:.1f} + {row['backward_us']:.1f}" for row in first]),
         *(
-            Column(f"{ops}", [f"{cell(line, ops, 'forward_us')} {cell(line, ops, 'backward_us')}" for line in lines], f"{ops:,}")
+            Column(
+                f"{ops}",
+                [
+                    f"{cell(line, ops, 'forward_us')} {cell(line, ops, 'backward_us')}"
+                    for line in lines
+                ],
+                f"{ops:,}",
+            )
             for ops in sizes[1:]
         ),
     ]

@@ -33,7 +33,9 @@ class Limit:
     method: str
     beside: str  # "plain", or a peer
     than: str  # "plain + 5 %"
-    ratio: Spread | None  # of the method's time to that beside it: between what and what its median lies
+    ratio: (
+        Spread | None
+    )  # of the method's time to that beside it: between what and what its median lies
     most: float | None  # that it may be
     verdict: str
     why: str = ""  # it cannot be judged
@@ -84,10 +86,15 @@ def _beside_plain(subject: Subject, method: str, own: Row | None) -> Limit:
         than, most = f"plain + {CHEAP_LIMIT:.0%}", 1 + CHEAP_LIMIT
     elif own is None or plain is None or own.gflop is None or not plain.gflop:
         than = f"plain + replayed FLOPs + {FULL_LIMIT:.0%}"
-        return Limit(subject.key, method, "plain", than, None, None, UNCLEAR, f"nothing known of {than}")
+        return Limit(
+            subject.key, method, "plain", than, None, None, UNCLEAR, f"nothing known of {than}"
+        )
     else:
         ideal = own.gflop / plain.gflop - 1
-        than, most = f"plain + {ideal:.1%} of FLOPs + {FULL_LIMIT:.0%}", (1 + ideal) * (1 + FULL_LIMIT)
+        than, most = (
+            f"plain + {ideal:.1%} of FLOPs + {FULL_LIMIT:.0%}",
+            (1 + ideal) * (1 + FULL_LIMIT),
+        )
     ratios = own.ratios if own is not None else []
     return _limit(subject, method, "plain", than, ratios, most, most)
 
@@ -136,7 +143,9 @@ def _text(limit: Limit) -> str:
         took = f"takes {middle:.3f} ({low:.3f} to {high:.3f}) x {limit.beside}"
     most = f" {limit.most:.3f}:" if limit.most is not None else ""
     why = f" ({limit.why})" if limit.why else ""
-    return printable(f"{limit.subject}: {limit.method} {took}, expected at most{most} {limit.than}{why}")
+    return printable(
+        f"{limit.subject}: {limit.method} {took}, expected at most{most} {limit.than}{why}"
+    )
 
 
 def worst(codes: Sequence[Exit]) -> Exit:

@@ -38,7 +38,9 @@ class After:
 
     def is_nan(self) -> bool:
         """In every gradient, where it is not zero."""
-        return all(each is None or each.nan_to_num(0, 1, 1).eq(0).all() for each in self.gradients.values())
+        return all(
+            each is None or each.nan_to_num(0, 1, 1).eq(0).all() for each in self.gradients.values()
+        )
 
 
 def close_enough(dtype: torch.dtype) -> float:

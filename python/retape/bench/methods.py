@@ -44,7 +44,9 @@ class Method:
         """The same, with names of layers in a timeline."""
 
         def apply(layers: Layers, *given: Any) -> Any:
-            named = [Named(layer, task.path(layer) or f"layer {i}") for i, layer in enumerate(layers)]
+            named = [
+                Named(layer, task.path(layer) or f"layer {i}") for i, layer in enumerate(layers)
+            ]
             return self.apply(named, *given)
 
         return replace(self, apply=apply)
@@ -238,7 +240,9 @@ def _megatron(layers: Layers, x: torch.Tensor) -> torch.Tensor:
 
 
 def _one_scope(name: str, policy: str) -> Method:
-    return Method(name, "retape", "model", scope=functools.partial(retape.recompute, policy, "model"))
+    return Method(
+        name, "retape", "model", scope=functools.partial(retape.recompute, policy, "model")
+    )
 
 
 METHODS: dict[str, Method] = {
@@ -264,7 +268,9 @@ METHODS: dict[str, Method] = {
         Method("torch_remat", "other", "block", _around_block(_remat), "torch_remat"),
         Method("torch_remat, inner", "other", "inner", _around_inner(_remat), "torch_remat"),
         Method("OLMo-core's output discard", "other", "inner", _olmo, "olmo_core"),
-        Method("Megatron's output discard", "other", "inner", _megatron, "megatron", needs_cuda=True),
+        Method(
+            "Megatron's output discard", "other", "inner", _megatron, "megatron", needs_cuda=True
+        ),
         Method("torch.compile, budget 1.0", "compile", "block", _compiled(1.0), is_eager=False),
         Method("torch.compile, budget 0.5", "compile", "block", _compiled(0.5), is_eager=False),
         Method("torch.compile, budget 0.0", "compile", "block", _compiled(0.0), is_eager=False),

@@ -229,11 +229,19 @@ def measure(rounds: int, warmup: int, on_round: Callable[[], None] = lambda: Non
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rounds, warmup = whole_number(1, ROUNDS), whole_number(0, ROUNDS)
-    parser.add_argument("--rounds", type=rounds, metavar="N", default=21, help="timed rounds (%(default)s)")
-    parser.add_argument("--warmup", type=warmup, metavar="N", default=3, help="untimed rounds (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=rounds, metavar="N", default=21, help="timed rounds (%(default)s)"
+    )
+    parser.add_argument(
+        "--warmup", type=warmup, metavar="N", default=3, help="untimed rounds (%(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="7 rounds after 1: seconds, noisier")
     parser.add_argument("--check", action="store_true", help="exit with 3 when a target is missed")
-    parser.add_argument("--growth", action="store_true", help="instead: cost per op in graphs of 1,000 to 200,000 ops")
+    parser.add_argument(
+        "--growth",
+        action="store_true",
+        help="instead: cost per op in graphs of 1,000 to 200,000 ops",
+    )
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
@@ -295,12 +303,17 @@ def _columns(result: dict[str, Any], spreads: bool) -> list[Column]:
     found = {(row["variant"], row["workload"]): row for row in result["rows"]}
     table = variants()
     firsts = [found[variant.name, WORKLOADS[0].name] for variant in table]
-    identical = [all(found[v.name, w.name]["gradients_identical"] for w in WORKLOADS) for v in table]
+    identical = [
+        all(found[v.name, w.name]["gradients_identical"] for w in WORKLOADS) for v in table
+    ]
     tape = [f"{row['ops_recorded']}/{row['ops_replayed']}" for row in firsts]
     return [
         Column("way", [variant.label for variant in table], "", justify="left", least=0),
         Column("tape", [text if v.ours else "" for text, v in zip(tape, table, strict=True)]),
-        Column("us/op", [f"{r['forward_us_per_op']:.2f} + {r['backward_us_per_op']:.2f}" for r in firsts]),
+        Column(
+            "us/op",
+            [f"{r['forward_us_per_op']:.2f} + {r['backward_us_per_op']:.2f}" for r in firsts],
+        ),
         *(
             Column(w.name, [_ratio_cell(found[variant.name, w.name], spreads) for variant in table])
             for w in WORKLOADS
@@ -321,7 +334,11 @@ def _caption(result: dict[str, Any], layout: Layout) -> str:
         "tape": "tape: ops recorded with a recipe / replayed, of sin.",
         "us/op": "us/op: forward + backward, of sin.",
     }
-    spread = " ± half the interquartile range" if any("±" in str(c) for col in layout for c in col.cells) else ""
+    spread = (
+        " ± half the interquartile range"
+        if any("±" in str(c) for col in layout for c in col.cells)
+        else ""
+    )
     rest = (
         f"{'The rest' if there & set(told) else 'Figures'}: thread CPU time over eager's, median of "
         f"{result['rounds']} interleaved rounds{spread}."
@@ -336,4 +353,6 @@ def _ratio_cell(row: dict[str, Any], spread: bool) -> Text:
     text = f"{row['ratio']:.2f}" + f" ± {(high - low) / 2:.2f}" * spread
     if row["target_met"] is None:
         return Text(text)
-    return Text(text, style="green") if row["target_met"] else Text(f"{text} !", style="bold yellow")
+    return (
+        Text(text, style="green") if row["target_met"] else Text(f"{text} !", style="bold yellow")
+    )

@@ -134,7 +134,9 @@ def _entry(
         task = memory()
     subject = Subject(big.name, _title(task), "models", _size(task, size))
     subject.layers = [name for name, _ in task.layers]
-    methods = [replace(m, unfit=m.unfit or _unfit(m, task)) for m in fitting(chosen, args.method or [])]
+    methods = [
+        replace(m, unfit=m.unfit or _unfit(m, task)) for m in fitting(chosen, args.method or [])
+    ]
     no_layers = task.no_layers
     del task
     times = None
@@ -172,7 +174,9 @@ def _unfit(method: Method, task: OwnTask) -> str:
     return NO_GROUPS if method.groups_layers and not task.in_sequentials else ""
 
 
-def _make(subject: find.Subject, dtype: str | None, wanted: Sequence[str], called: set[str]) -> Make:
+def _make(
+    subject: find.Subject, dtype: str | None, wanted: Sequence[str], called: set[str]
+) -> Make:
     last: list[weakref.ref[nn.Module]] = []
 
     def make() -> OwnTask:
@@ -188,19 +192,27 @@ def _make(subject: find.Subject, dtype: str | None, wanted: Sequence[str], calle
             task.wrap(wanted)
         except NoLayers as error:
             if wanted:
-                raise UsageError(f"[bench] --layer: {error.found}. {error.instead}. {CHOOSE}") from error
-            task.no_layers = f"{error.found}. {error.instead}. {CHOOSE}" if error.instead else f"{error.found}."
+                raise UsageError(
+                    f"[bench] --layer: {error.found}. {error.instead}. {CHOOSE}"
+                ) from error
+            task.no_layers = (
+                f"{error.found}. {error.instead}. {CHOOSE}" if error.instead else f"{error.found}."
+            )
         return task
 
     return make
 
 
 def _title(task: OwnTask) -> str:
-    """"Net, around 6 x Block: layers.0, layers.1, layers.2 and 3 more"."""
+    """ "Net, around 6 x Block: layers.0, layers.1, layers.2 and 3 more"."""
     model = " and ".join(type(module).__name__ for module in task.modules) or "a retape.Step"
     classes = Counter(type(layer).__name__ for _, layer in task.layers)
     around = ", ".join(f"{count} x {name}" for name, count in classes.items())
-    return f"{model}, around {around}: {some([name for name, _ in task.layers], 3)}" if around else model
+    return (
+        f"{model}, around {around}: {some([name for name, _ in task.layers], 3)}"
+        if around
+        else model
+    )
 
 
 def _size(task: OwnTask, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,21 +57,27 @@ class Stack:
     layers: Sequence[Named] = ()
     how = How(in_eval=True)
 
-    def run(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], why: str) -> Any:
+    def run(
+        self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], why: str
+    ) -> Any:
         if not torch.is_grad_enabled():
             return function(*args, **kwargs)
         self.switch.called.update([name for name, _ in self.layers] or [self.name])
         apply = self.switch.apply
         if apply is plain:
             return function(*args, **kwargs)
-        calls = [Call(name, layer) for name, layer in self.layers] or [Call(self.name, function, tuple(kwargs))]
+        calls = [Call(name, layer) for name, layer in self.layers] or [
+            Call(self.name, function, tuple(kwargs))
+        ]
         return apply(calls, *args, *kwargs.values())
 
 
 class OwnTask(Task):
     """Its layers are wrapped once, and by a switch: no method pays for it while it is timed."""
 
-    def __init__(self, start: SimpleNamespace, modules: Sequence[nn.Module], called: set[str]) -> None:
+    def __init__(
+        self, start: SimpleNamespace, modules: Sequence[nn.Module], called: set[str]
+    ) -> None:
         self.modules = modules
         self.leaves = dict(start.leaves)
         self.layers: list[Named] = []
@@ -112,7 +118,9 @@ class OwnTask(Task):
         finally:
             self._switch.apply = plain
         if not losses:
-            raise UsageError("[bench] expected a loss, or tensors of floats, from forward, got none.")
+            raise UsageError(
+                "[bench] expected a loss, or tensors of floats, from forward, got none."
+            )
         return functools.reduce(operator.add, losses)
 
     def path(self, layer: Any) -> str:
@@ -131,7 +139,9 @@ class _Modules(nn.Module):
             self.add_module(str(index), module)
 
 
-def _sequentials(root: nn.Module, chosen: Sequence[Named]) -> Iterator[tuple[nn.Module, list[Named]]]:
+def _sequentials(
+    root: nn.Module, chosen: Sequence[Named]
+) -> Iterator[tuple[nn.Module, list[Named]]]:
     """Those of which every element was chosen, and they were not themselves."""
     names = {module: name for name, module in chosen}
     for module in root.modules():

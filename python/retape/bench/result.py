@@ -94,9 +94,7 @@ def timeline_from(timeline: dict[str, Any]) -> Timeline:
     for row in timeline["rows"]:
         if not (_is_list_of(_is_int)(row) and len(row) == 3 + len(WORDS) and min(row[3:]) >= 0):
             raise WrongType(f"{_short(row)} as a row of the timeline of {timeline['method']!r}")
-    events = [
-        Event(*row[:3], *(words[number] for number in row[3:])) for row in timeline["rows"]
-    ]
+    events = [Event(*row[:3], *(words[number] for number in row[3:])) for row in timeline["rows"]]
     return Timeline(timeline["method"], events)
 
 
@@ -111,7 +109,9 @@ class Subject:
     time_size: dict[str, Any] | None = None  # where times and gradients are of another size
     rows: list[Row] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)  # names of what methods are wrapped around, of a model of the user's
+    layers: list[str] = field(
+        default_factory=list
+    )  # names of what methods are wrapped around, of a model of the user's
 
     @property
     def plain(self) -> Row | None:
@@ -121,7 +121,11 @@ class Subject:
     def key(self) -> str:
         """Tells it from the same block at another size: "swiglu, 8 layers, float32"."""
         layers = self.size.get("layers")
-        parts = [self.name, f"{layers} layer{'s' * (layers != 1)}" if layers else "", self.size.get("dtype")]
+        parts = [
+            self.name,
+            f"{layers} layer{'s' * (layers != 1)}" if layers else "",
+            self.size.get("dtype"),
+        ]
         return ", ".join(str(part) for part in parts if part)
 
 

@@ -74,10 +74,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action=_List, nargs=0, help="show subjects and methods, and stop")
     parser.add_argument(
-        "--layers", action="append", type=_layers, metavar="N", help="of a block; repeat for more (1 and 8)"
+        "--layers",
+        action="append",
+        type=_layers,
+        metavar="N",
+        help="of a block; repeat for more (1 and 8)",
     )
     parser.add_argument(
-        "--dtype", action="append", metavar="DTYPE", help=f"{', '.join(DTYPES)}; repeat (both for blocks)"
+        "--dtype",
+        action="append",
+        metavar="DTYPE",
+        help=f"{', '.join(DTYPES)}; repeat (both for blocks)",
     )
     for name, help_text in SIZES.items():
         parser.add_argument(
@@ -152,7 +159,9 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
         return _run(asked, args, console)
 
 
-def _run(asked: report.Asked, args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
+def _run(
+    asked: report.Asked, args: argparse.Namespace, console: Console
+) -> tuple[Exit, dict[str, Any]]:
     entries = _plan(args, console)
     if any(entry.rounds for entry in entries):
         args.environment = timing.environment
@@ -182,7 +191,9 @@ def _run(asked: report.Asked, args: argparse.Namespace, console: Console) -> tup
     return report.finish(result, asked, args, console)
 
 
-def _whose_fault_it_is(entry: Entry, args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+def _whose_fault_it_is(
+    entry: Entry, args: argparse.Namespace
+) -> contextlib.AbstractContextManager[None]:
     """A plain step that raises is the user's, if the model is, or if the size is too large; else ours."""
     if not entry.is_own:
         return _told_too_large(entry, args)
@@ -199,7 +210,11 @@ def _told_too_large(entry: Entry, args: argparse.Namespace) -> Iterator[None]:
         if not is_out_of_memory(error) and "overflow" not in str(error):
             raise
         of_block = entry.subject.name in BLOCKS
-        fix = "a smaller size, --d-model and its like" if of_block else "--quick, which takes its small size"
+        fix = (
+            "a smaller size, --d-model and its like"
+            if of_block
+            else "--quick, which takes its small size"
+        )
         text = f"{entry.subject.key}: the plain step does not fit into memory, at {cells.sizes_text(entry.subject)}"
         args.parser.exit(Exit.USAGE, f"[retape bench] {text}. Fix: {fix}.\n")
 
@@ -207,7 +222,11 @@ def _told_too_large(entry: Entry, args: argparse.Namespace) -> Iterator[None]:
 def _plan(args: argparse.Namespace, console: Console) -> list[Entry]:
     groups = {"blocks": list(BLOCKS), "models": list(MODELS)}
     for option, values, known in (
-        ("--subject", [each for each in args.subject or [] if not is_own(each)], [*BLOCKS, *MODELS, *groups]),
+        (
+            "--subject",
+            [each for each in args.subject or [] if not is_own(each)],
+            [*BLOCKS, *MODELS, *groups],
+        ),
         ("--method", args.method or [], list(METHODS)),
         ("--dtype", args.dtype or [], DTYPES),
     ):
@@ -224,11 +243,17 @@ def _plan(args: argparse.Namespace, console: Console) -> list[Entry]:
     blocks = [name for name in names if name in BLOCKS]
     if not blocks:
         _refuse_options_of_blocks(args)
-    models, own = [name for name in names if name in MODELS], [name for name in names if is_own(name)]
+    models, own = (
+        [name for name in names if name in MODELS],
+        [name for name in names if is_own(name)],
+    )
     own_model.refuse_options(args, bool(own))
     others = [*_blocks(blocks, chosen, args), *_models(models, chosen, args)]
     # First: what is wrong with code that nobody here knows is told at once, not after an hour.
-    entries = [*own_model.plan(own, chosen, args, console, _rounds(args), args.timeline or TIMELINES), *others]
+    entries = [
+        *own_model.plan(own, chosen, args, console, _rounds(args), args.timeline or TIMELINES),
+        *others,
+    ]
     _refuse_timelines_of_nothing(entries, args)
     return entries
 
@@ -238,7 +263,9 @@ def _refuse_timelines_of_nothing(entries: Sequence[Entry], args: argparse.Namesp
     for name in args.timeline or []:
         if name in METHODS and name not in there_are:
             option = "--method" if METHODS[name].is_eager else "--compiled or --method"
-            args.parser.error(f"--timeline {name!r}: no subject has that row. Fix: {option} chooses it.")
+            args.parser.error(
+                f"--timeline {name!r}: no subject has that row. Fix: {option} chooses it."
+            )
         if name not in there_are:
             _refuse(args, "--timeline", name, there_are)
 
@@ -249,7 +276,9 @@ def _refuse_what_needs_times(args: argparse.Namespace) -> None:
             args.parser.error(f"--judge is of times, and {option} takes none")
     for name in TIME_SIZES:
         if args.memory_only and getattr(args, name) is not None:
-            args.parser.error(f"{_option(name)} is of times and gradients, and --memory-only takes none")
+            args.parser.error(
+                f"{_option(name)} is of times and gradients, and --memory-only takes none"
+            )
 
 
 def _refuse_options_of_blocks(args: argparse.Namespace) -> None:
@@ -345,7 +374,10 @@ def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
                     ),
                     model.at(size, dtype),
                     None if args.memory_only else model.at(model.small, dtype),
-                    [replace(each, needs=model.needs) if model.missing else each for each in fitting],
+                    [
+                        replace(each, needs=model.needs) if model.missing else each
+                        for each in fitting
+                    ],
                     dry=model.dry and not args.compute,
                     rounds=_rounds(args),
                     drawn=args.timeline or TIMELINES,
@@ -356,7 +388,8 @@ def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
     args.parser.exit(
-        Exit.USAGE, f"[retape bench] no such value for {option}: {value!r}. {_offer(value, known)}\n"
+        Exit.USAGE,
+        f"[retape bench] no such value for {option}: {value!r}. {_offer(value, known)}\n",
     )
 
 
@@ -385,8 +418,13 @@ def _print_list(console: Console) -> None:
             state = f"  ({missing})" if (missing := getattr(subject, "missing", "")) else ""
             console.print(f"  {name:15} {subject.title}{state}", markup=False, highlight=False)
             if size := getattr(subject, "size", None):
-                console.print(f"{'':18}{cells.size_text(size)}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"yours:\n  {own_model.FORM}, a function that makes (model, inputs) or a retape.Step", markup=False)
+                console.print(
+                    f"{'':18}{cells.size_text(size)}", markup=False, highlight=False, soft_wrap=True
+                )
+    console.print(
+        f"yours:\n  {own_model.FORM}, a function that makes (model, inputs) or a retape.Step",
+        markup=False,
+    )
     console.print("methods:")
     for method in METHODS.values():
         state = f"  ({method.missing})" if method.missing else ""

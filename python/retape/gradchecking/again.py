@@ -25,7 +25,18 @@ if TYPE_CHECKING:
 
 _REPORT = {"kind", "exit_code", "vacuous", "notes", "rows", "self_test"}
 _FAILED = {"ranks", "kind", "errors"}
-_COLUMNS = ("topology", "dtype", "terms", "what", "tensor", "kind", "error", "tolerance", "alpha", "residual")
+_COLUMNS = (
+    "topology",
+    "dtype",
+    "terms",
+    "what",
+    "tensor",
+    "kind",
+    "error",
+    "tolerance",
+    "alpha",
+    "residual",
+)
 _OF_BENCH = ("compare", "fail", "judge")
 
 
@@ -56,7 +67,9 @@ def load(path: str) -> Found | None:
     if not isinstance(result, dict) or not (_REPORT <= result.keys() or _FAILED <= result.keys()):
         return None
     try:
-        found = Found(result, dict(content.get("environment") or {}), str(content.get("command", "")))
+        found = Found(
+            result, dict(content.get("environment") or {}), str(content.get("command", ""))
+        )
         _try(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
@@ -88,7 +101,9 @@ def show(found: Found, args: argparse.Namespace, console: Console) -> tuple[Exit
     asked = [name for name in made if getattr(args, name) is not None]
     if found.failed:
         if asked:
-            raise UsageError(f"--{asked[0]}: ranks failed, and nothing was compared. Fix: leave it out.")
+            raise UsageError(
+                f"--{asked[0]}: ranks failed, and nothing was compared. Fix: leave it out."
+            )
         from retape.gradchecking.cli import print_errors  # which imports torchrun
 
         print_errors(_errors(found.result), console)
@@ -102,7 +117,9 @@ def show(found: Found, args: argparse.Namespace, console: Console) -> tuple[Exit
 
 
 def _errors(result: Mapping[str, Any]) -> list[RankError]:
-    return [RankError(each["rank"], str(each["kind"]), str(each["text"])) for each in result["errors"]]
+    return [
+        RankError(each["rank"], str(each["kind"]), str(each["text"])) for each in result["errors"]
+    ]
 
 
 def text_of(report: Mapping[str, Any]) -> str:
@@ -118,7 +135,9 @@ def text_of(report: Mapping[str, Any]) -> str:
             lines.append(f'{run} {row["what"]} "{row["tensor"]}": {row["reason"]}')
     lines += [f"vacuous: {reason}" for reason in report["vacuous"]]
     if test["rows"]:
-        lines.append(f"self-test at {test['topology']}: {test['killed']} of {test['mutants']} mutants noticed")
+        lines.append(
+            f"self-test at {test['topology']}: {test['killed']} of {test['mutants']} mutants noticed"
+        )
     return "\n  ".join([*lines, *(f"note: {note}" for note in report["notes"])])
 
 
@@ -129,11 +148,18 @@ def page_of(found: Found) -> page.Page:
 def markdown(found: Found) -> str:
     matrix = table.matrix_of(found.result["rows"])
     lines = [
-        [*map(escape, line), *(each.text if (each := matrix.cells.get((*line, t))) else "–" for t in matrix.columns)]
+        [
+            *map(escape, line),
+            *(each.text if (each := matrix.cells.get((*line, t))) else "–" for t in matrix.columns),
+        ]
         for line in matrix.lines
     ]
     first, *others = found.text.splitlines()
-    parts = ["# retape gradcheck", f"Made by {code(found.command)}" if found.command else "", f"**{escape(first)}**"]
+    parts = [
+        "# retape gradcheck",
+        f"Made by {code(found.command)}" if found.command else "",
+        f"**{escape(first)}**",
+    ]
     parts.append(table_of(["topology", "dtype", *map(escape, matrix.columns)], lines))
     parts.append("How far ranks are off, of the largest number of one process.")
     parts.append("\n".join(f"- {escape(line)}" for line in others))

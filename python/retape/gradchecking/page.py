@@ -69,7 +69,10 @@ def render(page: Page) -> str:
 
 
 def of_report(
-    report: Mapping[str, Any], ranks: int | None, command: str, facts: Mapping[str, Any] | None = None
+    report: Mapping[str, Any],
+    ranks: int | None,
+    command: str,
+    facts: Mapping[str, Any] | None = None,
 ) -> Page:
     """`ranks`: none where nobody knows. `facts`: of the machine; this one's, unless given."""
     rows = report["rows"]

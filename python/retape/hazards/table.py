@@ -176,7 +176,11 @@ def wrong(row: Row) -> list[str]:
 
 
 def vacuous(row: Row) -> list[str]:
-    return [f"{way.label}: nothing was recomputed" for way in WAYS if way.ours and is_vacuous(row, way.key)]
+    return [
+        f"{way.label}: nothing was recomputed"
+        for way in WAYS
+        if way.ours and is_vacuous(row, way.key)
+    ]
 
 
 def _in_words(cell: Shown) -> str:

@@ -201,7 +201,9 @@ def _module(module_name: str, name: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _not_imported(module_name, name, error) from error  # it is there; what it needs is not
+            raise _not_imported(
+                module_name, name, error
+            ) from error  # it is there; what it needs is not
         kinds = [*KINDS, *(path.stem for path in Path.cwd().glob("*.py"))]
         raise UsageError(
             f"[verify] no module {module_name!r} for the subject {name!r}, here or installed."

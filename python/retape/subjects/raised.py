@@ -40,7 +40,9 @@ def _message(error: BaseException) -> list[str]:
 def _from_the_users(error: BaseException) -> Sequence[FrameSummary]:
     """The last frame of the user's, and those below it. Where all is installed, that of whoever is neither
     torch nor Retape."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")
+    ]
     for others in ((_PYTHON, _INSTALLED, _RETAPE), (_PYTHON, _TORCH, _RETAPE)):
         own = [i for i, frame in enumerate(frames) if not _is_in(frame.filename, others)]
         if own:

@@ -53,7 +53,11 @@ def limited(limit: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-_TEXTS = ("can't allocate memory", "not enough memory", "could not create a primitive")  # the last is oneDNN's
+_TEXTS = (
+    "can't allocate memory",
+    "not enough memory",
+    "could not create a primitive",
+)  # the last is oneDNN's
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -136,7 +136,9 @@ def _set_generator(state: Tensor) -> None:
     try:
         torch.set_rng_state(state)
     except RuntimeError as error:
-        raise Refused(f"tensor generator has no state of one ({str(error).splitlines()[0]})") from None
+        raise Refused(
+            f"tensor generator has no state of one ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def _write(

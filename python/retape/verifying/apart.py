@@ -66,7 +66,9 @@ def _tell(finished: Callable[[Case], None], row: Case, future: Future[Result]) -
         finished(row)
 
 
-def _result(row: Case, future: Future[Result], jobs: int, limit: float, plain_ended: Path) -> Result:
+def _result(
+    row: Case, future: Future[Result], jobs: int, limit: float, plain_ended: Path
+) -> Result:
     from pebble import ProcessExpired
 
     again = ("--jobs", str(jobs), "--time-limit", f"{limit:g}")

@@ -156,7 +156,9 @@ def _check(args: argparse.Namespace) -> None:
         _usage(args, "--time-limit with --jobs 0: only a process can be ended. Fix: leave one out.")
     if args.inject is not None and (args.jobs or args.time_limit is not None):
         given = "--jobs" if args.jobs else "--time-limit"
-        _usage(args, f"{given} with --inject, which counts hits in this process. Fix: leave one out.")
+        _usage(
+            args, f"{given} with --inject, which counts hits in this process. Fix: leave one out."
+        )
     if args.method == "rerun" and args.policy:
         _usage(args, "--policy with --method rerun, which keeps nothing. Fix: leave one out.")
     if args.inject not in (None, "list", "all"):
@@ -166,7 +168,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.hazards:
         _refuse_given(args, "--hazards has its own models and ways", HAZARDS_TAKE_NO)
     if args.inject is not None and not args.subjects and not args.all_hf:
-        _refuse_given(args, "--inject without a subject has its own models and ways", FAULTS_TAKE_NO)
+        _refuse_given(
+            args, "--inject without a subject has its own models and ways", FAULTS_TAKE_NO
+        )
     for path in (args.junit, args.html):
         if path is not None:
             try:
@@ -179,7 +183,9 @@ def _refuse_given(args: argparse.Namespace, because: str, options: Sequence[str]
     """What would have no effect is a mistake."""
     given = [n for n in options if getattr(args, n) not in ([], args.parser.get_default(n))]
     if given:
-        shown = ["subjects" if name == "subjects" else "--" + name.replace("_", "-") for name in given]
+        shown = [
+            "subjects" if name == "subjects" else "--" + name.replace("_", "-") for name in given
+        ]
         _usage(args, f"{because}. Fix: leave out {', '.join(shown)}.")
 
 
@@ -245,7 +251,9 @@ def _run_apart(rows: Sequence[Case], jobs: int, limit: float, console: Console) 
 
     def all_of_them(advance: Callable[[str], None]) -> None:
         advance(f"{jobs} processes")
-        results.extend(apart.run(rows, jobs, limit, lambda row: advance(f"{row.subject}, {row.how}")))
+        results.extend(
+            apart.run(rows, jobs, limit, lambda row: advance(f"{row.subject}, {row.how}"))
+        )
 
     progress(all_of_them, len(rows), console)
     return results

@@ -28,9 +28,7 @@ def sentence(results: Sequence[Result]) -> str:
     return f"{len(results)} case{'s' * (len(results) != 1)}: {', '.join(parts)}"
 
 
-def print_results(
-    results: Sequence[Result], console: Console, named: Collection[str] = ()
-) -> None:
+def print_results(results: Sequence[Result], console: Console, named: Collection[str] = ()) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text

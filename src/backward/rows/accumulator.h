@@ -1,5 +1,5 @@
-// Accumulator: the gradient of a whole tensor, added up slice by slice. Sums are float32, float64 for
-// float64, and rounded to the tensor's dtype once, at the end.
+// Accumulator: the gradient of a whole tensor, added up slice by slice. Sums are float32, float64
+// for float64, and rounded to the tensor's dtype once, at the end.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -46,8 +46,8 @@ void add_once(std::vector<T>& list, const T& item) {
   }
 }
 
-// What only looks at values, for a log or a branch, need not treat rows apart. What writes may write
-// through a view to what is needed.
+// What only looks at values, for a log or a branch, need not treat rows apart. What writes may
+// write through a view to what is needed.
 std::vector<bool> Planner::needed_steps(const std::vector<uint32_t>& outputs) const {
   std::vector<bool> tensors(plan_.tensors, false), steps(program_.steps.size(), false);
   for (const auto output : outputs) {
@@ -71,7 +71,8 @@ bool Planner::add_whole(const Step& step) {
   if (op.random) {
     return refuse(step, "draws random numbers");
   }
-  if (!op.writes.empty() || !op.scratch.empty() || op.uninitialized || !(op.has_recipe || op.is_view)) {
+  if (!op.writes.empty() || !op.scratch.empty() || op.uninitialized ||
+      !(op.has_recipe || op.is_view)) {
     return refuse(step, "cannot run again");
   }
   plan_.whole_steps.push_back(step);

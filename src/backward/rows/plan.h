@@ -1,5 +1,5 @@
-// Plan: a program as backward runs it. Steps that see no rows run once, before all slices; the others
-// once for each slice.
+// Plan: a program as backward runs it. Steps that see no rows run once, before all slices; the
+// others once for each slice.
 #pragma once
 
 #include "backward/rows/program.h"
@@ -36,9 +36,9 @@ struct Plan {
   std::vector<Flags> flags;
   std::vector<Step> whole_steps;
   std::vector<RowStep> row_steps;
-  std::vector<uint32_t> given;      // what backward needs of it
-  std::vector<Carrier> sources;     // those of it that carry rows
-  std::vector<uint32_t> operands;   // whole tensors that row steps read, as they are or cut
+  std::vector<uint32_t> given;     // what backward needs of it
+  std::vector<Carrier> sources;    // those of it that carry rows
+  std::vector<uint32_t> operands;  // whole tensors that row steps read, as they are or cut
   std::vector<CutTensor> cuts;
   std::vector<Carrier> outputs;
   std::vector<int64_t> ends;  // no slice goes beyond a multiple of any of these

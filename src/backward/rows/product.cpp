@@ -19,7 +19,11 @@ enum Edge : size_t { kRows, kAdded, kSink, kEdges };
 class ProductBackward final : public torch::autograd::Node {
  public:
   ProductBackward(const Factor& added, const at::Tensor& rows, const Factor& matrix, int64_t blocks)
-      : rows_(rows, /*is_output=*/false), matrix_(matrix.tensor), sum_(matrix.sum), added_(added.sum), blocks_(blocks) {}
+      : rows_(rows, /*is_output=*/false),
+        matrix_(matrix.tensor),
+        sum_(matrix.sum),
+        added_(added.sum),
+        blocks_(blocks) {}
 
   variable_list apply(variable_list&& grads) override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -84,7 +88,8 @@ at::Tensor product_of(
     return tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
                                                       : torch::autograd::Edge();
   };
-  node->set_next_edges({edge(rows), added.sum ? torch::autograd::Edge() : edge(added.tensor), edge(sink)});
+  node->set_next_edges(
+      {edge(rows), added.sum ? torch::autograd::Edge() : edge(added.tensor), edge(sink)});
   torch::autograd::set_history(result, node);
   return result;
 }

@@ -1,4 +1,5 @@
-// Product: rows times a whole matrix, whose backward adds the matrix's gradient straight to its sum.
+// Product: rows times a whole matrix, whose backward adds the matrix's gradient straight to its
+// sum.
 #pragma once
 
 #include "backward/rows/accumulator.h"
@@ -8,12 +9,12 @@
 namespace retape::detail {
 
 struct Factor {
-  at::Tensor tensor;                // within a slice's graph
+  at::Tensor tensor;                 // within a slice's graph
   std::shared_ptr<Accumulator> sum;  // null: it wants no gradient, or the graph gives it
 };
 
-// rows * matrix, plus `added` unless undefined. `idle`: nobody looks at the numbers, so they are not
-// computed. `sink` is reached by its backward whatever else is, so that it runs. `blocks`: see
+// rows * matrix, plus `added` unless undefined. `idle`: nobody looks at the numbers, so they are
+// not computed. `sink` is reached by its backward whatever else is, so that it runs. `blocks`: see
 // Accumulator.
 at::Tensor product_of(
     const Factor& added,

@@ -1,5 +1,6 @@
-// Program: what a function did, as a list of ops on numbered tensors. Views are steps too: unlike on
-// the tape, a tensor is followed, not its storage, since what a view is of a slice must be made anew.
+// Program: what a function did, as a list of ops on numbered tensors. Views are steps too: unlike
+// on the tape, a tensor is followed, not its storage, since what a view is of a slice must be made
+// anew.
 #pragma once
 
 #include "tape/flags.h"

@@ -13,8 +13,8 @@ void Listener::refuse(const OpInfo& op, const std::string& why) {
 }
 
 uint32_t Listener::number_of(const at::Tensor& tensor) {
-  const auto [it, is_new] =
-      numbers_.emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(program_.tensors.size()));
+  const auto [it, is_new] = numbers_.emplace(
+      tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(program_.tensors.size()));
   if (is_new) {
     program_.tensors.emplace_back(tensor).given = tensor;
   }
@@ -45,7 +45,10 @@ void Listener::take(const OpInfo& op, size_t arg, const c10::IValue& value) {
     touched_.push_back(tensor.storage().unsafeGetStorageImpl());
     const auto number = number_of(tensor);
     if (!is_as_made(tensor)) {
-      refuse(op, "reads what an autograd function of the user's own has made, or what was changed in place under it");
+      refuse(
+          op,
+          "reads what an autograd function of the user's own has made, or what was changed in "
+          "place under it");
     }
     const bool writes = std::find(op.writes.begin(), op.writes.end(), arg) != op.writes.end();
     if (writes && born_.count(touched_.back()) == 0) {
@@ -100,8 +103,8 @@ uint32_t Listener::made(const at::Tensor& tensor) {
   if (std::find(touched_.begin(), touched_.end(), address) == touched_.end()) {
     born_.emplace(address, storage.getWeakStorageImpl());
   }
-  const auto [it, is_new] =
-      numbers_.emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(program_.tensors.size()));
+  const auto [it, is_new] = numbers_.emplace(
+      tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(program_.tensors.size()));
   if (is_new) {
     program_.tensors.emplace_back(tensor);
   }

@@ -1,8 +1,8 @@
 // Listener: writes the program of what runs on this thread while it lives.
 #pragma once
 
-#include "record/op_observer.h"
 #include "backward/rows/program.h"
+#include "record/op_observer.h"
 
 #include <unordered_map>
 
@@ -18,8 +18,8 @@ class Listener final : public Watch {
   Program& program() { return program_; }
   uint32_t number_of(const at::Tensor& tensor);  // as given, if it is new
 
-  // Autograd knows a tensor that a step made as the step left it: no function of the user's own took it
-  // for its result, nobody made it a leaf.
+  // Autograd knows a tensor that a step made as the step left it: no function of the user's own
+  // took it for its result, nobody made it a leaf.
   bool is_as_made(const at::Tensor& tensor) const;
 
  private:

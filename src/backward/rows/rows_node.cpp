@@ -1,9 +1,9 @@
 #include "backward/rows/rows_node.h"
 
+#include "backward/rows/sliced_backward.h"
+#include "replay/replay_count.h"
 #include "residency/refillable.h"
 #include "tape/errors.h"
-#include "replay/replay_count.h"
-#include "backward/rows/sliced_backward.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -24,7 +24,8 @@ class RowsBackward final : public torch::autograd::Node {
       numbers_.push_back(is_number ? tensor : at::Tensor());
       saved_.emplace_back(is_number ? at::Tensor() : tensor, /*is_output=*/false);
       add_next_edge(
-          tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor) : torch::autograd::Edge());
+          tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
+                                 : torch::autograd::Edge());
     }
   }
 
@@ -33,7 +34,8 @@ class RowsBackward final : public torch::autograd::Node {
     if (c10::GradMode::is_enabled()) {
       raise(UsageError(
           "[checkpoint] " + where(call_.region.get()) +
-          "create_graph=True: a backward in slices of rows has no graph of its own. Fix: leave out rows."));
+          "create_graph=True: a backward in slices of rows has no graph of its own. Fix: leave out "
+          "rows."));
     }
     SlicedPass pass{call_.plan, call_.slices, {}, {}, std::move(grads)};
     for (size_t i = 0; i < saved_.size(); ++i) {

@@ -1,9 +1,9 @@
 // The node behind a sliced call: holds what the function was given and a plan, nothing else.
 #pragma once
 
+#include "backward/rows/plan.h"
 #include "tape/region.h"
 #include "tape/tape.h"
-#include "backward/rows/plan.h"
 
 #include <memory>
 

@@ -53,7 +53,7 @@ std::string over_dimension(int64_t dim) {
   return "works along dimension " + std::to_string(dim) + ", and rows are there";
 }
 
-// ---- elementwise --------------------------------------------------------------------------------
+// ---- elementwise
 
 // A whole tensor beside one with rows: the same for all rows, or cut. False: neither.
 bool cut_for(IntArrayRef sizes, IntArrayRef result, int lead, Cut& cut) {
@@ -93,7 +93,8 @@ Carried elementwise(const Call& call, int) {
   auto carried = yes(call, lead);
   for (size_t i = 0; i < call.reads.size(); ++i) {
     const auto& writes = call.step.op->writes;
-    const bool written = std::find(writes.begin(), writes.end(), call.step.reads[i].arg) != writes.end();
+    const bool written = std::find(writes.begin(), writes.end(), call.step.reads[i].arg) !=
+        writes.end();
     if (call.reads[i].lead != kWhole) {
       continue;
     }
@@ -107,7 +108,7 @@ Carried elementwise(const Call& call, int) {
   return carried;
 }
 
-// ---- along some dimensions ----------------------------------------------------------------------
+// ---- along some dimensions
 
 // `index`: argument that names them. `grown`: in the numbering of a result with one more.
 Carried along_dims(const Call& call, int index, int grown) {
@@ -133,8 +134,12 @@ Carried along_dims(const Call& call, int index, int grown) {
   return yes(call, self->lead);
 }
 
-Carried along(const Call& call, int index) { return along_dims(call, index, 0); }
-Carried inserted(const Call& call, int index) { return along_dims(call, index, 1); }
+Carried along(const Call& call, int index) {
+  return along_dims(call, index, 0);
+}
+Carried inserted(const Call& call, int index) {
+  return along_dims(call, index, 1);
+}
 
 Carried exchanged(const Call& call, int index) {
   auto carried = along(call, index);
@@ -154,9 +159,10 @@ Carried permuted(const Call& call, int index) {
 
 // cat, stack: `grown` if there is a new dimension.
 Carried joined_along(const Call& call, int index, int grown) {
-  const int lead = std::max_element(call.reads.begin(), call.reads.end(), [](const auto& a, const auto& b) {
-                     return a.lead < b.lead;
-                   })->lead;
+  const int lead =
+      std::max_element(call.reads.begin(), call.reads.end(), [](const auto& a, const auto& b) {
+        return a.lead < b.lead;
+      })->lead;
   const int64_t dims = static_cast<int64_t>(call.reads[0].sizes.size()) + grown;
   if (wrapped(call.arg(index).toInt(), dims) < lead) {
     return no(over_dimension(call.arg(index).toInt()));
@@ -177,8 +183,12 @@ Carried joined_along(const Call& call, int index, int grown) {
   return carried;
 }
 
-Carried joined(const Call& call, int index) { return joined_along(call, index, 0); }
-Carried stacked(const Call& call, int index) { return joined_along(call, index, 1); }
+Carried joined(const Call& call, int index) {
+  return joined_along(call, index, 0);
+}
+Carried stacked(const Call& call, int index) {
+  return joined_along(call, index, 1);
+}
 
 // The last dimensions are normalised; weight and bias have those.
 Carried normalised(const Call& call, int index) {
@@ -207,7 +217,7 @@ Carried padded(const Call& call, int index) {
   return yes(call, self->lead);
 }
 
-// ---- shapes -------------------------------------------------------------------------------------
+// ---- shapes
 
 Carried reshaped(const Call& call, int index) {
   const int lead = leading(call.made[0], call.rows);
@@ -230,7 +240,7 @@ Carried expanded(const Call& call, int index) {
   return carried;
 }
 
-// ---- products -----------------------------------------------------------------------------------
+// ---- products
 
 Carried product(const Call& call, int first) {
   const auto* left = call.operand(first);
@@ -265,7 +275,7 @@ Carried batched_product(const Call& call, int) {
   return no("multiplies by a matrix that rows make, or sums over rows");
 }
 
-// ---- by name ------------------------------------------------------------------------------------
+// ---- by name
 
 struct Rule {
   Carried (*apply)(const Call&, int);
@@ -360,10 +370,7 @@ int leading(IntArrayRef sizes, int64_t rows) {
 }
 
 Carried carry(
-    const Step& step,
-    c10::ArrayRef<Operand> reads,
-    c10::ArrayRef<IntArrayRef> made,
-    int64_t rows) {
+    const Step& step, c10::ArrayRef<Operand> reads, c10::ArrayRef<IntArrayRef> made, int64_t rows) {
   const auto& op = *step.op;
   const Call call{step, reads, made, rows};
   if (op.random) {

@@ -1,6 +1,6 @@
-// Which ops treat rows apart, and how. A tensor carries rows if its first `lead` dimensions run over
-// all of them, in order: [2, 2048 | 512] and [4096 | 512] carry the same 4096. Within a slice of n rows
-// it is [1, n | 512] or [n | 512], so that dimensions keep their numbers.
+// Which ops treat rows apart, and how. A tensor carries rows if its first `lead` dimensions run
+// over all of them, in order: [2, 2048 | 512] and [4096 | 512] carry the same 4096. Within a slice
+// of n rows it is [1, n | 512] or [n | 512], so that dimensions keep their numbers.
 #pragma once
 
 #include "backward/rows/program.h"
@@ -26,8 +26,8 @@ struct Operand {
 
 // What comes of it.
 struct Carried {
-  std::string refused;  // empty: it treats rows apart
-  int lead = kWhole;    // of its results
+  std::string refused;            // empty: it treats rows apart
+  int lead = kWhole;              // of its results
   c10::SmallVector<Cut, 2> cuts;  // of its reads
   int sizes_arg = -1;             // argument that is its result's sizes, and so those of a slice
 };

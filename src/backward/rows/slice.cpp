@@ -32,7 +32,8 @@ namespace {
 // Row after row is the same distance on in memory.
 bool is_even(const at::Tensor& tensor, int lead) {
   for (int dim = lead - 1; dim > 0; --dim) {
-    if (tensor.size(dim - 1) != 1 && tensor.stride(dim - 1) != tensor.stride(dim) * tensor.size(dim)) {
+    if (tensor.size(dim - 1) != 1 &&
+        tensor.stride(dim - 1) != tensor.stride(dim) * tensor.size(dim)) {
       return false;
     }
   }

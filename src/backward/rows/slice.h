@@ -16,7 +16,8 @@ std::vector<Slice> slices_of(const Plan& plan, int64_t slices);
 // Sizes of a tensor with rows within a slice: [1, count | trailing].
 std::vector<int64_t> sliced(c10::IntArrayRef sizes, int lead, int64_t count);
 
-// The rows of a tensor that carries them. A view where its strides allow it (a contiguous one's do).
+// The rows of a tensor that carries them. A view where its strides allow it (a contiguous one's
+// do).
 at::Tensor cut_rows(const at::Tensor& tensor, int lead, const Slice& slice);
 
 // What of a whole tensor stands beside those rows.

@@ -1,12 +1,12 @@
 #include "backward/rows/sliced_backward.h"
 
 #include "backward/gradient_memory.h"
-#include "tape/activity.h"
-#include "tape/each_tensor.h"
-#include "torch/interceptor.h"
 #include "backward/rows/accumulator.h"
 #include "backward/rows/product.h"
 #include "backward/rows/slice.h"
+#include "tape/activity.h"
+#include "tape/each_tensor.h"
+#include "torch/interceptor.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -44,14 +44,18 @@ Tensor leaf_of(const Tensor& tensor, bool wants_gradient) {
 struct RowGradient {
   size_t given;
   int lead;
-  Tensor tensor;         // undefined until there is something to write
-  bool reuses = false;   // the memory of a gradient that came in
+  Tensor tensor;        // undefined until there is something to write
+  bool reuses = false;  // the memory of a gradient that came in
   bool written = false;
 };
 
 class Backward {
  public:
-  Backward(SlicedPass& pass, uint64_t& ops) : pass_(pass), plan_(pass.plan), ops_(ops), tensors_(plan_.tensors) {}
+  Backward(SlicedPass& pass, uint64_t& ops)
+      : pass_(pass),
+        plan_(pass.plan),
+        ops_(ops),
+        tensors_(plan_.tensors) {}
 
   variable_list run();
 
@@ -109,7 +113,8 @@ void Backward::take_given() {
     tensors_[plan_.given[i]] = leaves_[i];
   }
   for (const auto& source : plan_.sources) {
-    const auto place = std::find(plan_.given.begin(), plan_.given.end(), source.tensor) - plan_.given.begin();
+    const auto place = std::find(plan_.given.begin(), plan_.given.end(), source.tensor) -
+        plan_.given.begin();
     row_gradients_.push_back({static_cast<size_t>(place), source.lead, {}});
     leaves_[place].reset();
     tensors_[source.tensor].reset();
@@ -150,9 +155,10 @@ void Backward::set_operands() {
     if (!tensor.requires_grad()) {
       continue;
     }
-    const bool complete = std::any_of(plan_.cuts.begin(), plan_.cuts.end(), [&](const CutTensor& cut) {
-      return cut.tensor == number && cut.complete;
-    });
+    const bool complete = std::any_of(
+        plan_.cuts.begin(), plan_.cuts.end(), [&](const CutTensor& cut) {
+          return cut.tensor == number && cut.complete;
+        });
     roots_[number] = tensor;
     tensor = leaf_of(tensor, true);
     sums_[number] = std::make_shared<Accumulator>(tensor.detach(), complete);
@@ -160,8 +166,8 @@ void Backward::set_operands() {
   sink_ = at::zeros({}).set_requires_grad(true);
 }
 
-// A gradient that came in, of which nobody else knows, is read slice by slice; what has been read can
-// be written over.
+// A gradient that came in, of which nobody else knows, is read slice by slice; what has been read
+// can be written over.
 void Backward::choose_memory() {
   for (auto& to : row_gradients_) {
     const auto& like = pass_.given[to.given];
@@ -249,7 +255,9 @@ void Backward::run_row_step(const RowStep& row, const Slice& slice) {
   for (const auto number : step.made) {
     TORCH_INTERNAL_ASSERT(
         number == kNoTensor || tensors_[number].size(row.lead - 1) == slice.count,
-        "retape: ", step.op->name.name, " made other rows than it was given");
+        "retape: ",
+        step.op->name.name,
+        " made other rows than it was given");
   }
   for (const auto number : row.last) {
     tensors_[number].reset();
@@ -260,8 +268,8 @@ void Backward::replay(const Slice& slice) {
   Replaying replaying;
   cuts_.assign(plan_.cuts.size(), Tensor());
   for (const auto& source : row_gradients_) {
-    tensors_[plan_.given[source.given]] =
-        leaf_of(cut_rows(pass_.given[source.given], source.lead, slice), pass_.wanted[source.given]);
+    tensors_[plan_.given[source.given]] = leaf_of(
+        cut_rows(pass_.given[source.given], source.lead, slice), pass_.wanted[source.given]);
   }
   wanted_.clear();
   for (const auto& source : plan_.sources) {
@@ -284,7 +292,8 @@ void Backward::replay(const Slice& slice) {
 
 // An edge that is not valid: nothing is asked for, and nothing comes.
 void Backward::want(const Tensor& leaf) {
-  wanted_.push_back(leaf.defined() && leaf.requires_grad() ? edge_of(leaf) : torch::autograd::Edge());
+  wanted_.push_back(
+      leaf.defined() && leaf.requires_grad() ? edge_of(leaf) : torch::autograd::Edge());
 }
 
 void Backward::run_slice(const Slice& slice) {

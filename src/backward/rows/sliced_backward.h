@@ -10,8 +10,8 @@ namespace retape::detail {
 struct SlicedPass {
   const Plan& plan;
   int64_t slices;
-  std::vector<at::Tensor> given;   // in the plan's order
-  std::vector<bool> wanted;        // whose gradient somebody asks for
+  std::vector<at::Tensor> given;         // in the plan's order
+  std::vector<bool> wanted;              // whose gradient somebody asks for
   torch::autograd::variable_list grads;  // of the outputs; some may be undefined
 };
 

@@ -63,8 +63,10 @@ std::vector<std::string> whole_pools(const Topology& topology, const Ranks& rank
   std::vector<std::string> names;
   std::set<int> covered;
   const auto cover = [&](const std::string& name, const Ranks& members) {
-    const bool all = std::all_of(members.begin(), members.end(), [&](int rank) { return is_in(ranks, rank); });
-    const bool more = std::any_of(members.begin(), members.end(), [&](int rank) { return covered.count(rank) == 0; });
+    const bool all = std::all_of(
+        members.begin(), members.end(), [&](int rank) { return is_in(ranks, rank); });
+    const bool more = std::any_of(
+        members.begin(), members.end(), [&](int rank) { return covered.count(rank) == 0; });
     if (all && more) {
       names.push_back(name);
       covered.insert(members.begin(), members.end());
@@ -88,12 +90,14 @@ std::string pools_text(const std::vector<std::string>& names) {
   return text;
 }
 
-std::string names_text(const std::string& what, const std::vector<std::string>& names, size_t most = kMostNames) {
+std::string names_text(
+    const std::string& what, const std::vector<std::string>& names, size_t most = kMostNames) {
   std::string text = what + (names.size() == 1 ? "" : what == "loss" ? "es" : "s");
   for (size_t i = 0; i < std::min(names.size(), most); ++i) {
     text += (i == 0 ? " \"" : ", \"") + names[i] + "\"";
   }
-  return text + (names.size() > most ? " and " + std::to_string(names.size() - most) + " more" : "");
+  return text +
+      (names.size() > most ? " and " + std::to_string(names.size() - most) + " more" : "");
 }
 
 // " (in 4; 4, ragged)"
@@ -142,14 +146,16 @@ Ranks silent_in(const std::vector<Manifest>& manifests, const Ranks& ranks) {
 
 std::string difference(const Absence& absence) {
   return do_not_return(absence.absent) + "it" + and_others_do(absence.present) +
-      ". Every rank holds every tensor here. Fix: return it on every rank, as gradients_of(model) does, or give "
+      ". Every rank holds every tensor here. Fix: return it on every rank, as gradients_of(model) "
+      "does, or give "
       "topologies if ranks hold different parameters";
 }
 
 void AbsenceNotes::add(const NamedTopology& topology, const United& united) {
   const auto& silent = united.silent;
   if (!silent.empty()) {
-    add(ranks_text(silent) + (silent.size() == 1 ? " returns" : " return") + " nothing", topology.name);
+    add(ranks_text(silent) + (silent.size() == 1 ? " returns" : " return") + " nothing",
+        topology.name);
   }
   std::map<std::tuple<std::string, Ranks, Ranks>, std::vector<std::string>> names;
   for (const auto& absence : united.absences) {
@@ -166,12 +172,14 @@ void AbsenceNotes::add(const NamedTopology& topology, const United& united) {
 }
 
 void AbsenceNotes::add(const std::string& text, const std::string& topology) {
-  const auto known = std::find_if(said_.begin(), said_.end(), [&](const auto& each) { return each.first == text; });
+  const auto known = std::find_if(
+      said_.begin(), said_.end(), [&](const auto& each) { return each.first == text; });
   insert(topology, known == said_.end() ? said_.emplace_back(text, Names{}).second : known->second);
 }
 
 // False: these are no whole pools.
-bool AbsenceNotes::add_pools(const NamedTopology& topology, const Ranks& absent, const Absence& absence) {
+bool AbsenceNotes::add_pools(
+    const NamedTopology& topology, const Ranks& absent, const Absence& absence) {
   const auto without = whole_pools(topology.topology, absent);
   const auto with = whole_pools(topology.topology, absence.present);
   if (without.empty() || with.empty()) {
@@ -195,8 +203,9 @@ std::vector<std::string> AbsenceNotes::notes() const {
       what += (what.empty() ? "" : ", ") + names_text(each, names, kMostOfPools);
     }
     notes.push_back(
-        pools_text(without) + (without.size() == 1 ? " does" : " do") + " not return " + what + ", and " +
-        pools_text(with) + (with.size() == 1 ? " does" : " do") + in_text(left_out.topologies) +
+        pools_text(without) + (without.size() == 1 ? " does" : " do") + " not return " + what +
+        ", and " + pools_text(with) + (with.size() == 1 ? " does" : " do") +
+        in_text(left_out.topologies) +
         ": right if it does not hold them; what it holds of them was not compared.");
   }
   return notes;

@@ -1,7 +1,7 @@
 // Absence: what some ranks of a run return and others leave out.
 //
-// Where ranks are replicas that is a difference. Where they hold different parameters it may be meant, and a note says
-// which ranks were not compared.
+// Where ranks are replicas that is a difference. Where they hold different parameters it may be
+// meant, and a note says which ranks were not compared.
 #pragma once
 
 #include "dist/gradcheck/judge.h"
@@ -11,8 +11,10 @@
 
 namespace retape::dist::detail {
 
-// `ranks`: of each manifest. A rank that names a tensor and has none is not absent: see United::odd_gradients.
-std::vector<Absence> absences_in(const std::vector<Manifest>& manifests, const std::vector<int>& ranks);
+// `ranks`: of each manifest. A rank that names a tensor and has none is not absent: see
+// United::odd_gradients.
+std::vector<Absence> absences_in(
+    const std::vector<Manifest>& manifests, const std::vector<int>& ranks);
 
 // Ranks that ran and return nothing at all.
 std::vector<int> silent_in(const std::vector<Manifest>& manifests, const std::vector<int>& ranks);
@@ -20,8 +22,9 @@ std::vector<int> silent_in(const std::vector<Manifest>& manifests, const std::ve
 // Why a row differs.
 std::string difference(const Absence& absence);
 
-// Notes for a report, over all runs. Names that whole pools or groups return, and other pools do not, have one note for
-// all of them: each pool may own its parameters, or have lost one that it shares, which looks the same.
+// Notes for a report, over all runs. Names that whole pools or groups return, and other pools do
+// not, have one note for all of them: each pool may own its parameters, or have lost one that it
+// shares, which looks the same.
 class AbsenceNotes {
  public:
   void add(const NamedTopology& topology, const United& united);
@@ -34,9 +37,10 @@ class AbsenceNotes {
     Names topologies;
   };
   void add(const std::string& text, const std::string& topology);
-  bool add_pools(const NamedTopology& topology, const std::vector<int>& absent, const Absence& absence);
+  bool add_pools(
+      const NamedTopology& topology, const std::vector<int>& absent, const Absence& absence);
 
-  std::vector<std::pair<std::string, Names>> said_;        // by what is said: topologies, in order
+  std::vector<std::pair<std::string, Names>> said_;      // by what is said: topologies, in order
   std::map<std::pair<Names, Names>, LeftOut> of_pools_;  // by the pools without them, and with them
 };
 

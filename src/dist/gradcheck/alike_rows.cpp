@@ -20,12 +20,14 @@ bool is_uneven_and_full(const Pool& pool) {
   return pool.size() > 1 && is_uneven(pool) && !has_empty_shard(pool);
 }
 
-// What a rank's rows are of an even share, in the first uneven pool that has it; 1 if there is none.
+// What a rank's rows are of an even share, in the first uneven pool that has it; 1 if there is
+// none.
 double share_of(const Topology& topology, int rank) {
   for (const auto& pool : topology.pools()) {
     const int index = pool.index_of(rank);
     if (index >= 0 && is_uneven_and_full(pool)) {
-      return static_cast<double>(pool.shards[index].size()) * pool.size() / static_cast<double>(topology.rows());
+      return static_cast<double>(pool.shards[index].size()) * pool.size() /
+          static_cast<double>(topology.rows());
     }
   }
   return 1;
@@ -42,8 +44,9 @@ std::vector<Break> weighted(const std::vector<Contribution>& seen, double factor
   return breaks;
 }
 
-// The same ranks with the first of the rows, each with some; none where that is all rows. Two numbers of rows, one after
-// the other: data that repeats has the same mean in as many rows as it repeats after, and not in one row more.
+// The same ranks with the first of the rows, each with some; none where that is all rows. Two
+// numbers of rows, one after the other: data that repeats has the same mean in as many rows as it
+// repeats after, and not in one row more.
 std::optional<std::array<Topology, 2>> with_fewer_rows(const Topology& topology) {
   int64_t rows = topology.rows() / 2;
   for (const auto& pool : topology.pools()) {
@@ -89,12 +92,20 @@ struct AlikeTerm {
   std::string measured;
 };
 
-constexpr const char* kWeighted = "each rank's part times or divided by its share of rows makes the same gradients";
+constexpr const char* kWeighted =
+    "each rank's part times or divided by its share of rows makes the same gradients";
 
 class Trials {
  public:
-  Trials(Runner& runner, const NamedTopology& uneven, const GradCheckOptions& options, const SelfTest::Watcher& watcher)
-      : runner_(runner), watcher_(watcher), all_(plan_all(uneven, {}, options)), terms_(plan_alone(uneven, {}, options)),
+  Trials(
+      Runner& runner,
+      const NamedTopology& uneven,
+      const GradCheckOptions& options,
+      const SelfTest::Watcher& watcher)
+      : runner_(runner),
+        watcher_(watcher),
+        all_(plan_all(uneven, {}, options)),
+        terms_(plan_alone(uneven, {}, options)),
         share_(share_of(uneven.topology, runner.rank())) {
     if (terms_.empty()) {
       terms_.push_back(all_);
@@ -176,7 +187,8 @@ class Trials {
     bool different = false;
     if (runner_.first()) {
       const auto rows = judge(planned.run, reference, ran.united, scale);
-      different = std::any_of(rows.begin(), rows.end(), [](const GradRow& row) { return row.kind == Kind::Different; });
+      different = std::any_of(
+          rows.begin(), rows.end(), [](const GradRow& row) { return row.kind == Kind::Different; });
     }
     return runner_.decide(different);
   }
@@ -191,10 +203,11 @@ class Trials {
 }  // namespace
 
 const NamedTopology* uneven_one(const std::vector<NamedTopology>& topologies) {
-  const auto found = std::find_if(topologies.begin(), topologies.end(), [](const NamedTopology& named) {
-    const auto& pools = named.topology.pools();
-    return std::any_of(pools.begin(), pools.end(), is_uneven_and_full);
-  });
+  const auto found = std::find_if(
+      topologies.begin(), topologies.end(), [](const NamedTopology& named) {
+        const auto& pools = named.topology.pools();
+        return std::any_of(pools.begin(), pools.end(), is_uneven_and_full);
+      });
   return found == topologies.end() ? nullptr : &*found;
 }
 
@@ -206,7 +219,8 @@ void note_alike_rows(
     GradReport& report) {
   for (const auto& [term, measured] : Trials(runner, uneven, options, watcher).run()) {
     report.notes.push_back(
-        "term \"" + term + "\" with " + uneven.name + ": " + measured + ". Its rows are alike, or it does not depend " +
+        "term \"" + term + "\" with " + uneven.name + ": " + measured +
+        ". Its rows are alike, or it does not depend " +
         "on them, and a mean of each rank's mean would not be seen. Fix: rows that differ.");
   }
 }

@@ -22,21 +22,27 @@ constexpr double kFloat32 = 1e-5;
 
 constexpr const char* kCandidates = ". Candidates: ";
 constexpr const char* kAny =
-    "a mean of each rank's mean or each microbatch's (count_global), a function of a rank's own sum "
-    "(global_residual), rows that a rank drops or has twice, a part that is missing, or state of an earlier run";
+    "a mean of each rank's mean or each microbatch's (count_global), a function of a rank's own "
+    "sum "
+    "(global_residual), rows that a rank drops or has twice, a part that is missing, or state of "
+    "an earlier run";
 constexpr const char* kRandom =
     "a term that draws random numbers may draw others on ranks (row_random.h draws by row), ";
 constexpr const char* kRagged =
-    "a mean of each rank's mean or each microbatch's (count_global), rows that are dropped or padded where shards "
+    "a mean of each rank's mean or each microbatch's (count_global), rows that are dropped or "
+    "padded where shards "
     "differ, or state of an earlier run";
 constexpr const char* kEmpty =
-    "a count of at least 1 for 0 rows, an average that counts a rank without rows, a step or a sum that such a rank "
+    "a count of at least 1 for 0 rows, an average that counts a rank without rows, a step or a sum "
+    "that such a rank "
     "skips, or state of an earlier run";
 constexpr const char* kNarrow =
-    "a part of the step that computes or sends in float32 (a cast, a buffer, a wire), or a sum of very different "
+    "a part of the step that computes or sends in float32 (a cast, a buffer, a wire), or a sum of "
+    "very different "
     "numbers in another order";
 constexpr const char* kDtype =
-    "this dtype rounds more than the tolerance allows for, or a part of the step has a narrower one";
+    "this dtype rounds more than the tolerance allows for, or a part of the step has a narrower "
+    "one";
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -76,12 +82,13 @@ bool is_a_factor_in_float32(const GradRow& row) {
       (!row.guesses.empty() || parts_of(row) > 0);
 }
 
-// A step may take its rows in as many microbatches as the factor has parts: the check knows only of those that it was
-// told of, which are among the guesses then.
+// A step may take its rows in as many microbatches as the factor has parts: the check knows only of
+// those that it was told of, which are among the guesses then.
 std::string microbatches_text(const GradRow& row) {
-  const bool named = std::any_of(row.guesses.begin(), row.guesses.end(), [](const std::string& guess) {
-    return guess.find("microbatches") != std::string::npos;
-  });
+  const bool named = std::any_of(
+      row.guesses.begin(), row.guesses.end(), [](const std::string& guess) {
+        return guess.find("microbatches") != std::string::npos;
+      });
   const double parts = parts_of(row);
   if (named || parts == 0) {
     return "";
@@ -93,7 +100,8 @@ std::string microbatches_text(const GradRow& row) {
 // `everywhere`: the factor is the same in every topology, as microbatches make it.
 std::string factor_text(const GradRow& row, bool everywhere = true) {
   const auto times = short_number(row.alpha) + " times the reference";
-  const auto sizes = row.guesses.empty() ? ", not explained by any product of pool sizes" : ": " + joined(row.guesses);
+  const auto sizes = row.guesses.empty() ? ", not explained by any product of pool sizes"
+                                         : ": " + joined(row.guesses);
   return times + sizes + (everywhere ? microbatches_text(row) : "");
 }
 
@@ -102,8 +110,8 @@ std::string float32_text(const GradRow& row) {
   if (!decides(row) || row.residual <= row.tolerance) {
     return "";
   }
-  return "; the rest has residual " + short_number(row.residual) + ", and float32 rounds like that" + kCandidates +
-      kNarrow;
+  return "; the rest has residual " + short_number(row.residual) +
+      ", and float32 rounds like that" + kCandidates + kNarrow;
 }
 
 // Replaces the candidates of any difference, or adds these.
@@ -127,14 +135,17 @@ class Neighbours {
     }
   }
 
-  bool is(Kind kind, const GradRow& row, const std::string& topology, const std::string& dtype) const {
+  bool is(
+      Kind kind, const GradRow& row, const std::string& topology, const std::string& dtype) const {
     const auto it = kinds_.find(key(row, topology, dtype));
     return it != kinds_.end() && it->second == kind;
   }
 
   // In a ragged variant of `from`.
   bool differs_in_ragged(
-      const GradRow& row, const std::string& from, const std::map<std::string, Origin>& variants) const {
+      const GradRow& row,
+      const std::string& from,
+      const std::map<std::string, Origin>& variants) const {
     return std::any_of(variants.begin(), variants.end(), [&](const auto& each) {
       const auto& [name, origin] = each;
       return origin.from == from && !origin.empty && is(Kind::Different, row, name, row.dtype);
@@ -158,14 +169,15 @@ double within(const GradRow& row) {
 
 std::string explain(const GradRow& row, const Run& run) {
   if (is_a_factor(row)) {
-    return is_one(row.alpha) ? "no factor, and more than rounding: residual " + error_number(row.residual)
-                             : factor_text(row) + float32_text(row);
+    return is_one(row.alpha)
+        ? "no factor, and more than rounding: residual " + error_number(row.residual)
+        : factor_text(row) + float32_text(row);
   }
   if (is_a_factor_in_float32(row)) {
     return factor_text(row) + float32_text(row);
   }
-  const auto measured =
-      "no factor explains it (alpha " + short_number(row.alpha) + ", residual " + short_number(row.residual) + ")";
+  const auto measured = "no factor explains it (alpha " + short_number(row.alpha) + ", residual " +
+      short_number(row.residual) + ")";
   if (is_one(row.alpha) && rounds_like_float32(row)) {
     return measured + ", and float32 rounds like that" + kCandidates + kNarrow;
   }
@@ -179,8 +191,12 @@ void guess_from_all_topologies(
     by_name[name] = &topology;
   }
   using Key = std::tuple<std::string, std::string, std::string, std::string>;
-  const auto key = [](const GradRow& row) { return Key{row.dtype, row.terms, row.what, row.tensor}; };
-  const auto has_factor = [](const GradRow& row) { return is_a_factor(row) || is_a_factor_in_float32(row); };
+  const auto key = [](const GradRow& row) {
+    return Key{row.dtype, row.terms, row.what, row.tensor};
+  };
+  const auto has_factor = [](const GradRow& row) {
+    return is_a_factor(row) || is_a_factor_in_float32(row);
+  };
   std::map<Key, std::vector<Factor>> factors;
   for (const auto& row : rows) {
     if (row.kind != Kind::Vacuous && has_factor(row) && by_name.count(row.topology) > 0) {
@@ -205,7 +221,8 @@ void guess_from_all_topologies(
   }
 }
 
-void explain_by_neighbours(std::vector<GradRow>& rows, const std::map<std::string, Origin>& variants) {
+void explain_by_neighbours(
+    std::vector<GradRow>& rows, const std::map<std::string, Origin>& variants) {
   const Neighbours neighbours(rows);
   const auto float64 = Precision().text();
   for (auto& row : rows) {
@@ -213,10 +230,12 @@ void explain_by_neighbours(std::vector<GradRow>& rows, const std::map<std::strin
       continue;
     }
     const auto variant = variants.find(row.topology);
-    if (variant != variants.end() && neighbours.is(Kind::Equal, row, variant->second.from, row.dtype)) {
+    if (variant != variants.end() &&
+        neighbours.is(Kind::Equal, row, variant->second.from, row.dtype)) {
       const auto& from = variant->second.from;
       // Shards beside an empty one are uneven, too: what ragged ones show is not because of it.
-      const bool empty = variant->second.empty && !neighbours.differs_in_ragged(row, from, variants);
+      const bool empty = variant->second.empty &&
+          !neighbours.differs_in_ragged(row, from, variants);
       const auto only = empty ? "only where a rank has no rows" : "only with ragged shards";
       narrow_down(row, std::string(only) + " (" + from + " is equal)", empty ? kEmpty : kRagged);
     }

@@ -6,10 +6,10 @@
 namespace retape::dist::detail {
 
 struct Fit {
-  double error = 0;      // max|d - r| / max|r|
-  double alpha = 1;      // <d, r> / <r, r>
-  double residual = 0;   // ||d - alpha r|| / ||r||
-  bool finite = true;    // all numbers of both
+  double error = 0;     // max|d - r| / max|r|
+  double alpha = 1;     // <d, r> / <r, r>
+  double residual = 0;  // ||d - alpha r|| / ||r||
+  bool finite = true;   // all numbers of both
 };
 
 // Of the same sizes, `reference` not all zero. In float64.

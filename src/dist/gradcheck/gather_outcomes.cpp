@@ -1,8 +1,8 @@
 #include "dist/gradcheck/gather_outcomes.h"
 
-#include "dist/row_exchange.h"
 #include "dist/gradcheck/absence.h"
 #include "dist/gradcheck/manifest.h"
+#include "dist/row_exchange.h"
 
 #include <ATen/Functions.h>
 
@@ -59,7 +59,8 @@ std::string have(const Group& everyone, const std::vector<int>& indices) {
 }
 
 std::string odd_text(const Group& everyone, int from, const std::vector<int>& odd) {
-  return have(everyone, odd) + " not the bits that " + have(everyone, {from}) + ": replicas drift apart";
+  return have(everyone, odd) + " not the bits that " + have(everyone, {from}) +
+      ": replicas drift apart";
 }
 
 bool is_zero(const at::Tensor& tensor) {
@@ -73,15 +74,17 @@ std::string odd_text(const Group& everyone, const Holding& holding, const at::Te
     text = odd_text(everyone, holding.from, holding.odd);
   }
   if (!holding.none.empty() && !is_zero(tensor)) {
-    text += (text.empty() ? "" : "; ") + have(everyone, holding.none) + " none, and " + have(everyone, {holding.from}) +
-        " one: replicas drift apart";
+    text += (text.empty() ? "" : "; ") + have(everyone, holding.none) + " none, and " +
+        have(everyone, {holding.from}) + " one: replicas drift apart";
   }
   return text;
 }
 
 // Of each the first that there is, and in `told` which ranks have another one.
 Numbers unite_numbers(
-    const Group& everyone, const std::vector<Manifest>& manifests, Numbers Manifest::*which,
+    const Group& everyone,
+    const std::vector<Manifest>& manifests,
+    Numbers Manifest::* which,
     std::map<std::string, std::string>& told) {
   Numbers united;
   std::map<std::string, int> first;
@@ -102,7 +105,8 @@ Numbers unite_numbers(
   return united;
 }
 
-// The bytes of tensors, one after another: one message for each rank that holds what the first has not.
+// The bytes of tensors, one after another: one message for each rank that holds what the first has
+// not.
 class Delivery {
  public:
   Delivery(const Group& everyone, const std::vector<Holding>& holdings) : everyone_(everyone) {
@@ -140,7 +144,11 @@ class Delivery {
   std::map<int, int64_t> bytes_;
 };
 
-at::Tensor bytes_of(const std::vector<at::Tensor>& tensors, const std::vector<Holding>& holdings, const Manifest& own, int index) {
+at::Tensor bytes_of(
+    const std::vector<at::Tensor>& tensors,
+    const std::vector<Holding>& holdings,
+    const Manifest& own,
+    int index) {
   std::vector<at::Tensor> parts{at::empty({0}, at::kByte)};
   for (const auto& holding : holdings) {
     for (size_t i = 0; holding.from == index && i < own.tensors.size(); ++i) {
@@ -155,17 +163,25 @@ at::Tensor bytes_of(const std::vector<at::Tensor>& tensors, const std::vector<Ho
 at::Tensor cut(const at::Tensor& bytes, int64_t begin, const Listed& entry) {
   const auto tensor = at::empty(entry.sizes, at::TensorOptions(entry.dtype));
   if (tensor.nbytes() > 0) {
-    std::memcpy(tensor.data_ptr(), static_cast<const char*>(bytes.const_data_ptr()) + begin, tensor.nbytes());
+    std::memcpy(
+        tensor.data_ptr(),
+        static_cast<const char*>(bytes.const_data_ptr()) + begin,
+        tensor.nbytes());
   }
   return tensor;
 }
 
 // On the first rank. A loss may be one rank's to log, and zeros are no gradient.
 void note_absences(
-    const Group& everyone, const std::vector<Manifest>& manifests, bool replicated, United& united) {
+    const Group& everyone,
+    const std::vector<Manifest>& manifests,
+    bool replicated,
+    United& united) {
   const auto& gradients = united.outcome.gradients;
   std::map<std::string, std::map<std::string, std::string>*> odd{
-      {"gradient", &united.odd_gradients}, {"parameter", &united.odd_parameters}, {"norm", &united.odd_norms}};
+      {"gradient", &united.odd_gradients},
+      {"parameter", &united.odd_parameters},
+      {"norm", &united.odd_norms}};
   for (auto& absence : absences_in(manifests, everyone.ranks())) {
     if (absence.what == "gradient" && is_zero(gradients.at(absence.name))) {
       continue;
@@ -213,7 +229,8 @@ United united_outcome(
 }
 
 // One text of each rank, in order. Most are short: those that are not travel in a second call.
-std::vector<std::string> gather_texts(const Group& group, const std::string& name, const std::string& text) {
+std::vector<std::string> gather_texts(
+    const Group& group, const std::string& name, const std::string& text) {
   constexpr int64_t kShort = 4096;
   const auto gathered = [&](const std::string& what, int64_t room, const std::string& sent) {
     const auto padded = at::zeros({room}, at::kByte);
@@ -280,7 +297,8 @@ Manifest take(const std::string& text, int rank, Ran& ran) {
   ran.hit |= unpacker.number() != 0;
   for (auto left = unpacker.number(); left > 0; --left) {
     auto each = unpacked_contribution(unpacker);
-    if (const auto known = std::find(ran.seen.begin(), ran.seen.end(), each); known != ran.seen.end()) {
+    if (const auto known = std::find(ran.seen.begin(), ran.seen.end(), each);
+        known != ran.seen.end()) {
       merge(*known, each);
     } else {
       ran.seen.push_back(std::move(each));
@@ -296,7 +314,8 @@ void check(const Outcome& outcome) {
     for (const auto& [name, tensor] : *tensors) {
       if (tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python)) {
         throw UsageError(
-            "[GradCheck] \"" + name + "\" is of a class of its own, as a DTensor is: a rank has a part of it. Fix: all "
+            "[GradCheck] \"" + name +
+            "\" is of a class of its own, as a DTensor is: a rank has a part of it. Fix: all "
             "of it, full_tensor().");
       }
     }

@@ -1,7 +1,7 @@
 // Unite: what every rank has of a run, brought to the first one.
 //
-// Each rank tells all others of its run in one text; then those that hold tensors which the first has not send it their
-// bytes. Two messages for a run, since there are many.
+// Each rank tells all others of its run in one text; then those that hold tensors which the first
+// has not send it their bytes. Two messages for a run, since there are many.
 #pragma once
 
 #include "dist/gradcheck/judge.h"
@@ -28,8 +28,8 @@ struct Share {
 
 // What all have of it.
 struct Ran {
-  std::vector<RankError> errors = {};   // the same on all; where there are any, nothing else is
-  United united = {};                   // on the first rank; on others which numbers are not the same on all, only
+  std::vector<RankError> errors = {};  // the same on all; where there are any, nothing else is
+  United united = {};  // on the first rank; on others which numbers are not the same on all, only
   std::vector<Contribution> seen = {};  // on any rank, each once, in the order of ranks
   bool hit = false;                     // on any rank
   std::exception_ptr own = {};          // the error of this rank

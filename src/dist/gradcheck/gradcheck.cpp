@@ -110,9 +110,10 @@ void Session::check(const NamedTopology& topology, const Precision& precision) {
 }
 
 bool Session::differs_at(const NamedTopology& topology) const {
-  return runner_.decide(std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) {
-    return row.topology == topology.name && row.kind == Kind::Different;
-  }));
+  return runner_.decide(
+      std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) {
+        return row.topology == topology.name && row.kind == Kind::Different;
+      }));
 }
 
 bool Session::self_test(const SelfTest::Watcher& watcher) {
@@ -124,7 +125,8 @@ bool Session::self_test(const SelfTest::Watcher& watcher) {
     return true;
   }
   if (differs_at(*place)) {
-    report_.notes.push_back("no self-test: with " + place->name + " ranks differ from the reference as it is.");
+    report_.notes.push_back(
+        "no self-test: with " + place->name + " ranks differ from the reference as it is.");
     return false;
   }
   return SelfTest(runner_, *place, options_, watcher).run(report_);
@@ -145,7 +147,9 @@ void Session::note_what_was_not_compared() {
     report_.notes.push_back(std::move(note));
   }
   const auto has = [&](const char* what) {
-    return std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) { return row.what == what; });
+    return std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) {
+      return row.what == what;
+    });
   };
   if (!has("norm")) {
     report_.notes.push_back("no clip norm was compared: the step returns none.");
@@ -170,12 +174,15 @@ void Session::note_what_was_not_compared() {
 
 Kind Session::kind() const {
   const auto has = [&](Kind kind) {
-    return std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) { return row.kind == kind; });
+    return std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) {
+      return row.kind == kind;
+    });
   };
   if (has(Kind::Different)) {
     return Kind::Different;
   }
-  return has(Kind::Vacuous) || !report_.vacuous.empty() || report_.rows.empty() ? Kind::Vacuous : Kind::Equal;
+  return has(Kind::Vacuous) || !report_.vacuous.empty() || report_.rows.empty() ? Kind::Vacuous
+                                                                                : Kind::Equal;
 }
 
 GradReport Session::run() {
@@ -239,21 +246,24 @@ GradCheck::GradCheck(Group everyone, Step reference, Step distributed, GradCheck
       detail::refuse("a term is called \"all\", as the sum of terms is. Fix: another name.");
     }
     if (term.coefficient == 0 || !std::isfinite(term.coefficient)) {
-      detail::refuse("the coefficient of \"" + term.name + "\" is " + detail::short_number(term.coefficient) +
-                     ". Fix: another, or leave the term out.");
+      detail::refuse(
+          "the coefficient of \"" + term.name + "\" is " + detail::short_number(term.coefficient) +
+          ". Fix: another, or leave the term out.");
     }
   }
   for (const auto& [dtype, allowed] : options_.tolerance) {
     if (!(allowed >= 0 && std::isfinite(allowed))) {
-      detail::refuse(std::string("the tolerance of ") + c10::toString(dtype) + " is " + detail::short_number(allowed) +
-                     ": expected a number of at least 0.");
+      detail::refuse(
+          std::string("the tolerance of ") + c10::toString(dtype) + " is " +
+          detail::short_number(allowed) + ": expected a number of at least 0.");
     }
   }
   if (options_.steps < 0) {
     detail::refuse("steps is " + std::to_string(options_.steps) + ": expected 0 or more.");
   }
   if (options_.microbatches < 1) {
-    detail::refuse("microbatches is " + std::to_string(options_.microbatches) + ": expected 1 or more.");
+    detail::refuse(
+        "microbatches is " + std::to_string(options_.microbatches) + ": expected 1 or more.");
   }
   for (const auto& precision : detail::precisions(options_)) {
     detail::tolerance(precision, options_);
@@ -261,8 +271,9 @@ GradCheck::GradCheck(Group everyone, Step reference, Step distributed, GradCheck
   for (const auto& [name, topology] : options_.topologies) {
     if (topology.world_size() > everyone_.size()) {
       detail::refuse(
-          "topology \"" + name + "\" has " + std::to_string(topology.world_size()) + " ranks, and \"" +
-          everyone_.name() + "\" " + std::to_string(everyone_.size()) + ". Fix: start as many.");
+          "topology \"" + name + "\" has " + std::to_string(topology.world_size()) +
+          " ranks, and \"" + everyone_.name() + "\" " + std::to_string(everyone_.size()) +
+          ". Fix: start as many.");
     }
   }
 }
@@ -273,7 +284,8 @@ GradReport GradCheck::run(const Progress& progress, const Raised& raised) const 
   } catch (const std::exception&) {
     throw;  // which every rank has heard of
   } catch (...) {
-    // An interrupt. Others wait for the outcome of this rank, or for it in a group of the step's: any of them.
+    // An interrupt. Others wait for the outcome of this rank, or for it in a group of the step's:
+    // any of them.
     detail::Courier::abandon_all();
     throw;
   }

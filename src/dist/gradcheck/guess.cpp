@@ -21,7 +21,8 @@ std::string product(const Names& names, const Exponents& exponents, int sign) {
   for (size_t i = 0; i < names.size(); ++i) {
     const int exponent = exponents[i] * sign;
     if (exponent > 0) {
-      text += (text.empty() ? "" : " * ") + names[i] + (exponent > 1 ? "^" + std::to_string(exponent) : "");
+      text += (text.empty() ? "" : " * ") + names[i] +
+          (exponent > 1 ? "^" + std::to_string(exponent) : "");
     }
   }
   return text;
@@ -113,7 +114,8 @@ bool close(double a, double b, double within) {
 
 std::vector<std::string> guesses(const std::vector<Factor>& factors, bool roots, double within) {
   const auto all = [&](auto test) {
-    return std::all_of(factors.begin(), factors.end(), [&](const Factor& factor) { return test(factor.value); });
+    return std::all_of(
+        factors.begin(), factors.end(), [&](const Factor& factor) { return test(factor.value); });
   };
   if (factors.empty() || !all([](double value) { return std::isfinite(value); })) {
     return {};
@@ -126,7 +128,9 @@ std::vector<std::string> guesses(const std::vector<Factor>& factors, bool roots,
     return {};
   }
   const std::string sign = negative ? "-" : "";
-  const auto all_are = [&](double size) { return all([&](double value) { return close(std::abs(value), size, within); }); };
+  const auto all_are = [&](double size) {
+    return all([&](double value) { return close(std::abs(value), size, within); });
+  };
   if (all_are(1)) {
     return negative ? Names{"-1"} : Names{};
   }
@@ -137,7 +141,10 @@ std::vector<std::string> guesses(const std::vector<Factor>& factors, bool roots,
     sizes[kMicrobatches] = factor.microbatches;
     auto& of = values.emplace_back();
     for (const auto& name : names) {
-      of.push_back(sizes.count(name) > 0 ? sizes[name] : name == "n_ranks" ? all_ranks(factor.topology) : 1.0);
+      of.push_back(
+          sizes.count(name) > 0   ? sizes[name]
+              : name == "n_ranks" ? all_ranks(factor.topology)
+                                  : 1.0);
     }
   }
   const auto fits = [&](const Exponents& exponents, int power) {

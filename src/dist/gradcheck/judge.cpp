@@ -94,20 +94,30 @@ bool fits(GradRow& row, const at::Tensor& reference, const at::Tensor& found) {
 
 void hold_to_tolerance(GradRow& row, const Run& run, bool roots, const std::string& of = "") {
   if (row.error > row.tolerance) {
-    row.guesses = guesses({{row.alpha, run.topology.topology, run.microbatches}}, roots, within(row));
+    row.guesses = guesses(
+        {{row.alpha, run.topology.topology, run.microbatches}}, roots, within(row));
     differ(row, of + explain(row, run));
   }
 }
 
 // `reference` is not zero.
-void compare(GradRow& row, const Run& run, const at::Tensor& reference, const at::Tensor& found, bool roots) {
+void compare(
+    GradRow& row,
+    const Run& run,
+    const at::Tensor& reference,
+    const at::Tensor& found,
+    bool roots) {
   if (same_sizes(row, reference, found) && fits(row, reference, found)) {
     hold_to_tolerance(row, run, roots);
   }
 }
 
 void compare_movement(
-    GradRow& row, const Run& run, const at::Tensor& before, const at::Tensor& reference, const at::Tensor& found) {
+    GradRow& row,
+    const Run& run,
+    const at::Tensor& before,
+    const at::Tensor& reference,
+    const at::Tensor& found) {
   if (!same_sizes(row, reference, found) || !same_sizes(row, before, reference)) {
     return;
   }
@@ -116,7 +126,9 @@ void compare_movement(
   if (largest(expected) == 0) {
     if (largest(moved) > 0) {
       row.error = kInfinity;
-      differ(row, "moves by up to " + short_number(largest(moved)) + ", and in the reference it does not");
+      differ(
+          row,
+          "moves by up to " + short_number(largest(moved)) + ", and in the reference it does not");
     } else if (!matches(row.tensor, run.may_be_dead)) {
       become_vacuous(row, "steps do not move it. Fix: may_be_dead, if that is meant");
     }
@@ -131,8 +143,10 @@ void compare_movement(
   hold_to_tolerance(row, run, /*roots=*/false, "movement in steps: ");
   if (row.kind == Kind::Equal && row.tolerance >= 1) {
     become_vacuous(
-        row, "moves by " + error_number(1 / movement.size) + " of its size, and rounding may be off by " +
-            error_number(row.tolerance) + " of that: standing still would pass. Fix: a larger rate or more steps "
+        row,
+        "moves by " + error_number(1 / movement.size) +
+            " of its size, and rounding may be off by " + error_number(row.tolerance) +
+            " of that: standing still would pass. Fix: a larger rate or more steps "
             "for the check");
   }
 }
@@ -160,17 +174,21 @@ void drift_apart(GradRow& row, const std::string& which) {
   differ(row, which);
 }
 
-// Gradients that are zero but for rounding (of the keys' bias in attention, of a bias before a norm): what there is of
-// them hangs on the order of sums, which is another one on ranks.
+// Gradients that are zero but for rounding (of the keys' bias in attention, of a bias before a
+// norm): what there is of them hangs on the order of sums, which is another one on ranks.
 class Noise {
  public:
-  Noise(const Run& run, const Tensors& reference, const Tensors& found) : run_(run), reference_(reference), found_(found) {
+  Noise(const Run& run, const Tensors& reference, const Tensors& found)
+      : run_(run),
+        reference_(reference),
+        found_(found) {
     for (const auto& [name, gradient] : reference) {
       most_ = std::max(most_, largest_of(reference, name));
     }
   }
 
-  // A row that differs of nothing else has shown nothing. False: nobody expects more of it, and it is left out.
+  // A row that differs of nothing else has shown nothing. False: nobody expects more of it, and it
+  // is left out.
   bool excuse(GradRow& row) const {
     const bool declared = matches(row.tensor, run_.may_be_dead);
     const double here = largest_of(reference_, row.tensor), level = this->level(declared);
@@ -180,14 +198,16 @@ class Noise {
     }
     row.guesses.clear();
     become_vacuous(
-        row, "its gradient is up to " + error_number(here) + ", which is rounding beside that of others, and ranks round "
-             "otherwise. Fix: may_be_dead, if it is zero by its nature");
+        row,
+        "its gradient is up to " + error_number(here) +
+            ", which is rounding beside that of others, and ranks round "
+            "otherwise. Fix: may_be_dead, if it is zero by its nature");
     return !declared;
   }
 
  private:
-  // Of a narrow dtype that many roundings are all there is: there it is a part of others that is as good as nothing,
-  // and more of them for what is known to be zero.
+  // Of a narrow dtype that many roundings are all there is: there it is a part of others that is as
+  // good as nothing, and more of them for what is known to be zero.
   double level(bool declared) const {
     const double roundings = 1000 * epsilon(run_.precision.dtype);
     return std::isfinite(most_) ? std::min(roundings, declared ? 0.05 : 1e-3) * most_ : 0;
@@ -200,7 +220,11 @@ class Noise {
 };
 
 void judge_gradients(
-    const Run& run, const Tensors& reference, const United& ranks, const Tensors& scale, std::vector<GradRow>& rows) {
+    const Run& run,
+    const Tensors& reference,
+    const United& ranks,
+    const Tensors& scale,
+    std::vector<GradRow>& rows) {
   const auto& found = ranks.outcome.gradients;
   const Noise noise(run, reference, found);
   for (const auto& name : names_of(reference, found)) {
@@ -225,7 +249,11 @@ void judge_gradients(
 }
 
 void judge_parameters(
-    const Run& run, const Outcome& expected, const United& ranks, const Tensors& before, std::vector<GradRow>& rows) {
+    const Run& run,
+    const Outcome& expected,
+    const United& ranks,
+    const Tensors& before,
+    std::vector<GradRow>& rows) {
   const auto& reference = expected.parameters;
   const auto& found = ranks.outcome.parameters;
   const Noise noise(run, expected.gradients, ranks.outcome.gradients);
@@ -238,7 +266,10 @@ void judge_parameters(
     } else if (!has(found, name)) {
       compare_missing(row);
     } else if (!has(before, name)) {
-      become_vacuous(row, "how far it moves is not known. Fix: a reference that gives parameters with steps 0, too");
+      become_vacuous(
+          row,
+          "how far it moves is not known. Fix: a reference that gives parameters with steps 0, "
+          "too");
     } else {
       compare_movement(row, run, before.at(name), reference.at(name), found.at(name));
       told = !has(expected.gradients, name) || noise.excuse(row);
@@ -265,8 +296,13 @@ Tensors tensors_of(const Numbers& numbers) {
 
 // `odd`: by name, which ranks have another one.
 void judge_numbers(
-    const Run& run, const char* what, const Numbers& reference, const Numbers& ranks,
-    const std::map<std::string, std::string>& odd, bool roots, std::vector<GradRow>& rows) {
+    const Run& run,
+    const char* what,
+    const Numbers& reference,
+    const Numbers& ranks,
+    const std::map<std::string, std::string>& odd,
+    bool roots,
+    std::vector<GradRow>& rows) {
   const auto expected = tensors_of(reference);
   const auto found = tensors_of(ranks);
   for (const auto& name : names_of(expected, found)) {
@@ -289,7 +325,8 @@ void judge_numbers(
 
 }  // namespace
 
-std::vector<GradRow> judge(const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale) {
+std::vector<GradRow> judge(
+    const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale) {
   std::vector<GradRow> rows;
   judge_gradients(run, reference.gradients, ranks, scale.gradients, rows);
   if (run.steps > 0) {
@@ -297,7 +334,8 @@ std::vector<GradRow> judge(const Run& run, const Outcome& reference, const Unite
   }
   const auto& found = ranks.outcome;
   judge_numbers(run, "norm", reference.norms, found.norms, ranks.odd_norms, /*roots=*/true, rows);
-  judge_numbers(run, "loss", reference.losses, found.losses, ranks.odd_losses, /*roots=*/false, rows);
+  judge_numbers(
+      run, "loss", reference.losses, found.losses, ranks.odd_losses, /*roots=*/false, rows);
   return rows;
 }
 

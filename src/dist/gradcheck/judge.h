@@ -1,4 +1,5 @@
-// Judging: rows for one run, from what the reference has and what ranks hold. Nothing here communicates.
+// Judging: rows for one run, from what the reference has and what ranks hold. Nothing here
+// communicates.
 #pragma once
 
 #include "dist/gradcheck/tolerance.h"
@@ -18,7 +19,8 @@ struct Absence {
 struct United {
   Outcome outcome;  // of each tensor the first rank's that holds it
   // Of names in `outcome`: which ranks hold another one.
-  std::map<std::string, std::string> odd_gradients = {}, odd_parameters = {}, odd_norms = {}, odd_losses = {};
+  std::map<std::string, std::string> odd_gradients = {}, odd_parameters = {}, odd_norms = {},
+                                     odd_losses = {};
   // Of those that are no difference, for notes.
   std::vector<Absence> absences = {};
   std::vector<int> silent = {};  // ranks that return nothing
@@ -36,10 +38,11 @@ struct Run {
   int microbatches = 1;
 };
 
-// `scale`: the reference with all terms on, before any step. Where it has no gradient, ranks may have what
-// rounds to zero beside those of `scale`; where both have none there is no row. Parameters are compared
-// after steps only, by how far they have moved from those of `scale`.
-std::vector<GradRow> judge(const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale);
+// `scale`: the reference with all terms on, before any step. Where it has no gradient, ranks may
+// have what rounds to zero beside those of `scale`; where both have none there is no row.
+// Parameters are compared after steps only, by how far they have moved from those of `scale`.
+std::vector<GradRow> judge(
+    const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale);
 
 // Sees through "*" at the end of a pattern.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
@@ -51,8 +54,8 @@ struct Terms {
   const Outcome* all = nullptr;
 };
 
-// Where a term is too small to be judged, or not there, its row of `rows` becomes vacuous if it was equal;
-// a new one where it has none. `run.terms` is of no interest.
+// Where a term is too small to be judged, or not there, its row of `rows` becomes vacuous if it was
+// equal; a new one where it has none. `run.terms` is of no interest.
 void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& rows);
 
 // A wire that changed no number is none: the step does not look at it.

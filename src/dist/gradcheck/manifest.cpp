@@ -51,7 +51,8 @@ std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
       }
       tensors.push_back(plain(tensor));
       const auto& held = tensors.back();
-      manifest.tensors.push_back({part, name, held.scalar_type(), held.sizes().vec(), digest_of(held)});
+      manifest.tensors.push_back(
+          {part, name, held.scalar_type(), held.sizes().vec(), digest_of(held)});
     }
   };
   add(Part::Gradient, outcome.gradients);
@@ -64,7 +65,9 @@ std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
 void pack(Packer& packer, const Manifest& manifest) {
   packer.number(manifest.ran).number(manifest.tensors.size());
   for (const auto& entry : manifest.tensors) {
-    packer.number(static_cast<int64_t>(entry.part)).text(entry.name).number(static_cast<int64_t>(entry.dtype));
+    packer.number(static_cast<int64_t>(entry.part))
+        .text(entry.name)
+        .number(static_cast<int64_t>(entry.dtype));
     packer.number(entry.sizes.size());
     for (const auto size : entry.sizes) {
       packer.number(size);

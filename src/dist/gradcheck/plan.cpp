@@ -13,8 +13,23 @@ Planned planned(
     const GradCheckOptions& options,
     const Term* alone,
     int steps) {
-  Run run{topology, precision, "all", tolerance(precision, options), false, steps, options.may_be_dead, options.microbatches};
-  Case what{topology.topology, {}, precision.dtype, precision.wire, steps, options.seed, options.microbatches};
+  Run run{
+      topology,
+      precision,
+      "all",
+      tolerance(precision, options),
+      false,
+      steps,
+      options.may_be_dead,
+      options.microbatches};
+  Case what{
+      topology.topology,
+      {},
+      precision.dtype,
+      precision.wire,
+      steps,
+      options.seed,
+      options.microbatches};
   for (const auto& term : options.terms) {
     const bool on = !alone || alone == &term;
     what.terms[term.name] = on ? term.coefficient : 0;
@@ -36,7 +51,8 @@ std::string Planned::name() const {
   return run.topology.name + "; " + run.precision.text() + "; " + run.terms;
 }
 
-Planned plan_all(const NamedTopology& topology, const Precision& precision, const GradCheckOptions& options) {
+Planned plan_all(
+    const NamedTopology& topology, const Precision& precision, const GradCheckOptions& options) {
   return planned(topology, precision, options, nullptr, 0);
 }
 
@@ -76,8 +92,9 @@ std::string text_of(const GradCheckOptions& options) {
   for (const auto& precision : precisions(options)) {
     text << precision.text() << " to " << tolerance(precision, options) << "; ";
   }
-  text << options.steps << " steps; " << options.microbatches << " microbatches; replicated " << options.replicated
-       << "; ragged " << options.ragged << "; empty " << options.empty << "; mutations " << options.mutations << "; seed " << options.seed;
+  text << options.steps << " steps; " << options.microbatches << " microbatches; replicated "
+       << options.replicated << "; ragged " << options.ragged << "; empty " << options.empty
+       << "; mutations " << options.mutations << "; seed " << options.seed;
   return text.str();
 }
 

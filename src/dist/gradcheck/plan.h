@@ -13,7 +13,8 @@ struct Planned {
 };
 
 // With all terms on.
-Planned plan_all(const NamedTopology& topology, const Precision& precision, const GradCheckOptions& options);
+Planned plan_all(
+    const NamedTopology& topology, const Precision& precision, const GradCheckOptions& options);
 // Each term alone; none if there is only one, which is all.
 std::vector<Planned> plan_alone(
     const NamedTopology& topology, const Precision& precision, const GradCheckOptions& options);

@@ -45,10 +45,11 @@ struct Told {
 std::string line_of(const Told& told) {
   const auto& row = *told.row;
   std::ostringstream out;
-  out << "[" << row.topology << "; " << row.dtype << "; " << row.terms << "] " << row.what << " \"" << row.tensor
-      << "\": ";
+  out << "[" << row.topology << "; " << row.dtype << "; " << row.terms << "] " << row.what << " \""
+      << row.tensor << "\": ";
   if (row.kind == Kind::Different) {
-    out << "off by " << error_number(row.error) << ", allowed " << error_number(row.tolerance) << ": ";
+    out << "off by " << error_number(row.error) << ", allowed " << error_number(row.tolerance)
+        << ": ";
   }
   out << row.reason;
   if (told.more > 0) {
@@ -61,8 +62,8 @@ bool is_of_all(const GradRow& row) {
   return row.terms == "all" || row.terms.rfind("all, ", 0) == 0;
 }
 
-// Whether a row that differs only follows from another: a norm from gradients, a parameter or the sum of
-// all terms from a term.
+// Whether a row that differs only follows from another: a norm from gradients, a parameter or the
+// sum of all terms from a term.
 class Causes {
  public:
   explicit Causes(const std::vector<GradRow>& rows) {
@@ -125,8 +126,8 @@ std::vector<Told> groups_of(const std::vector<GradRow>& rows, Kind kind, size_t&
 std::string line_of(const GradMutant& mutant) {
   std::ostringstream out;
   out << text(mutant.mutation) << (mutant.pool.empty() ? "" : " (of " + mutant.pool + ")") << " at "
-      << text(mutant.at.place) << " \"" << mutant.at.name << "\" of group \"" << mutant.at.group << "\": "
-      << mutant.reason;
+      << text(mutant.at.place) << " \"" << mutant.at.name << "\" of group \"" << mutant.at.group
+      << "\": " << mutant.reason;
   if (mutant.fitted && mutant.predicted && !mutant.as_predicted()) {
     out << detail::short_number(*mutant.fitted) << " of \"" << mutant.tensor << "\", predicted "
         << detail::short_number(*mutant.predicted) << ": no gradient is this contribution alone";
@@ -152,7 +153,9 @@ Json json_of(const GradRow& row, const Causes& causes) {
 }
 
 Json json_of(const GradMutant& mutant) {
-  const auto maybe = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+  const auto maybe = [](const std::optional<double>& value) {
+    return value ? Json(*value) : Json();
+  };
   return {
       {"place", text(mutant.at.place)},
       {"name", mutant.at.name},
@@ -179,7 +182,8 @@ Json array_of(const Items& items, Each each) {
 }
 
 size_t count_of(const std::vector<GradRow>& rows, Kind kind) {
-  return std::count_if(rows.begin(), rows.end(), [&](const GradRow& row) { return row.kind == kind; });
+  return std::count_if(
+      rows.begin(), rows.end(), [&](const GradRow& row) { return row.kind == kind; });
 }
 
 // "3 topologies (1; 4; 4, ragged), float64 to 1.1e-15, float32 to 3.4e-07"
@@ -195,7 +199,8 @@ std::string work(const std::vector<GradRow>& rows) {
     }
     worst[row.dtype] = std::max(worst[row.dtype], row.error);
   }
-  std::string text = std::to_string(topologies.size()) + (topologies.size() == 1 ? " topology (" : " topologies (");
+  std::string text = std::to_string(topologies.size()) +
+      (topologies.size() == 1 ? " topology (" : " topologies (");
   for (size_t i = 0; i < topologies.size(); ++i) {
     text += (i == 0 ? "" : "; ") + topologies[i];
   }
@@ -209,31 +214,39 @@ std::string work(const std::vector<GradRow>& rows) {
 }  // namespace
 
 bool GradMutant::as_predicted() const {
-  return predicted && fitted && std::abs(*fitted - *predicted) <= 1e-6 * std::max(1.0, std::abs(*predicted));
+  return predicted && fitted &&
+      std::abs(*fitted - *predicted) <= 1e-6 * std::max(1.0, std::abs(*predicted));
 }
 
 int GradReport::exit_code() const {
   switch (kind) {
-    case Kind::Equal: return 0;
-    case Kind::Different: return 1;
-    case Kind::Vacuous: return 6;
+    case Kind::Equal:
+      return 0;
+    case Kind::Different:
+      return 1;
+    case Kind::Vacuous:
+      return 6;
   }
   return 6;
 }
 
 int GradReport::killed() const {
-  return static_cast<int>(
-      std::count_if(mutants.begin(), mutants.end(), [](const GradMutant& mutant) { return mutant.killed; }));
+  return static_cast<int>(std::count_if(
+      mutants.begin(), mutants.end(), [](const GradMutant& mutant) { return mutant.killed; }));
 }
 
 int GradReport::predicted() const {
-  return static_cast<int>(std::count_if(
-      mutants.begin(), mutants.end(), [](const GradMutant& mutant) { return mutant.predicted.has_value(); }));
+  return static_cast<int>(
+      std::count_if(mutants.begin(), mutants.end(), [](const GradMutant& mutant) {
+        return mutant.predicted.has_value();
+      }));
 }
 
 int GradReport::as_predicted() const {
   return static_cast<int>(
-      std::count_if(mutants.begin(), mutants.end(), [](const GradMutant& mutant) { return mutant.as_predicted(); }));
+      std::count_if(mutants.begin(), mutants.end(), [](const GradMutant& mutant) {
+        return mutant.as_predicted();
+      }));
 }
 
 double GradReport::kill_rate() const {
@@ -242,7 +255,9 @@ double GradReport::kill_rate() const {
 
 const GradRow* GradReport::worst() const {
   const auto it = std::max_element(
-      rows.begin(), rows.end(), [](const GradRow& a, const GradRow& b) { return a.error < b.error; });
+      rows.begin(), rows.end(), [](const GradRow& a, const GradRow& b) {
+        return a.error < b.error;
+      });
   return it == rows.end() ? nullptr : &*it;
 }
 
@@ -261,21 +276,31 @@ std::string GradReport::text() const {
   const auto all = [](const auto&) { return true; };
   size_t follow = 0;
   for (const auto wanted : {Kind::Different, Kind::Vacuous}) {
-    lines(out, groups_of(rows, wanted, follow), name_of(wanted), all, [](const Told& told) { return line_of(told); });
+    lines(out, groups_of(rows, wanted, follow), name_of(wanted), all, [](const Told& told) {
+      return line_of(told);
+    });
   }
   if (follow > 0) {
     out << "\n  and " << counted(follow, "difference") << " more, which these explain";
   }
   lines(out, vacuous, "reasons", all, [](const auto& reason) { return "vacuous: " + reason; });
   if (!mutated.empty()) {
-    out << "\n  self-test at " << mutated << ": " << killed() << " of " << counted(mutants.size(), "mutant")
-        << " noticed, " << as_predicted() << " of " << predicted() << " by the ratio that was predicted";
+    out << "\n  self-test at " << mutated << ": " << killed() << " of "
+        << counted(mutants.size(), "mutant") << " noticed, " << as_predicted() << " of "
+        << predicted() << " by the ratio that was predicted";
     lines(
-        out, mutants, "survivors", [](const GradMutant& mutant) { return !mutant.killed; },
+        out,
+        mutants,
+        "survivors",
+        [](const GradMutant& mutant) { return !mutant.killed; },
         [](const GradMutant& mutant) { return "not noticed: " + line_of(mutant); });
     lines(
-        out, mutants, "of other ratios",
-        [](const GradMutant& mutant) { return mutant.killed && mutant.predicted && !mutant.as_predicted(); },
+        out,
+        mutants,
+        "of other ratios",
+        [](const GradMutant& mutant) {
+          return mutant.killed && mutant.predicted && !mutant.as_predicted();
+        },
         [](const GradMutant& mutant) { return "noticed, by another ratio: " + line_of(mutant); });
   }
   lines(out, notes, "notes", all, [](const auto& note) { return "note: " + note; });

@@ -20,7 +20,11 @@ uint64_t key_of(uint64_t seed, const std::string& name) {
 }  // namespace
 
 at::Tensor row_uniform(
-    uint64_t seed, const std::string& name, RowRange rows, at::IntArrayRef sizes, at::ScalarType dtype) {
+    uint64_t seed,
+    const std::string& name,
+    RowRange rows,
+    at::IntArrayRef sizes,
+    at::ScalarType dtype) {
   if (rows.begin < 0 || rows.end < rows.begin) {
     throw UsageError(
         "[row_uniform] rows " + std::to_string(rows.begin) + " to " + std::to_string(rows.end) +

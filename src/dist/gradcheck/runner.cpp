@@ -14,7 +14,8 @@ namespace {
 // Of the reference: what travels does not matter to it.
 std::string key_of(const Case& what) {
   std::ostringstream key;
-  key << what.topology.text() << "|" << static_cast<int>(what.dtype) << "|" << what.steps << "|" << what.seed;
+  key << what.topology.text() << "|" << static_cast<int>(what.dtype) << "|" << what.steps << "|"
+      << what.seed;
   for (const auto& [name, coefficient] : what.terms) {
     key << "|" << name << "=" << coefficient;
   }
@@ -44,9 +45,12 @@ bool is_in(const Topology& topology, int rank) {
 
 }  // namespace
 
-void Runner::fail(const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const {
+void Runner::fail(
+    const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const {
   // Where it was thrown it is most telling, unless it says only that another rank did not come.
-  const auto is_own = [&](const RankError& error) { return error.rank == everyone_.rank() && !error.collective; };
+  const auto is_own = [&](const RankError& error) {
+    return error.rank == everyone_.rank() && !error.collective;
+  };
   std::string text = "[GradCheck] " + name + ": ";
   std::vector<int> ranks;
   bool root = false;
@@ -58,7 +62,8 @@ void Runner::fail(const std::string& name, const std::vector<RankError>& errors,
   }
   for (const auto& error : errors) {
     if (!root || !error.collective) {
-      text += (ranks.empty() ? "" : "; ") + std::string("rank ") + std::to_string(error.rank) + " raised: " + error.text;
+      text += (ranks.empty() ? "" : "; ") + std::string("rank ") + std::to_string(error.rank) +
+          " raised: " + error.text;
       ranks.push_back(error.rank);
     }
   }
@@ -89,7 +94,8 @@ const Outcome& Runner::reference(const Case& what, const std::string& name) {
   return known_.emplace(key, std::move(outcome)).first->second;
 }
 
-Ran Runner::run(const Case& what, const std::vector<Break>& breaks, const GradCheck::Raised& raised) {
+Ran Runner::run(
+    const Case& what, const std::vector<Break>& breaks, const GradCheck::Raised& raised) {
   Share mine;
   const auto error = caught([&] {
     if (is_in(what.topology, everyone_.rank())) {

@@ -33,7 +33,8 @@ class Runner {
   bool first() const { return everyone_.index() == 0; }
   int rank() const { return everyone_.rank(); }
 
-  // Run once for each case, until `forget`. Empty but on the first rank. An exception there raises on all.
+  // Run once for each case, until `forget`. Empty but on the first rank. An exception there raises
+  // on all.
   const Outcome& reference(const Case& what, const std::string& name);
   void forget() { known_.clear(); }
 
@@ -53,7 +54,8 @@ class Runner {
  private:
   Ran run(const Case& what, const std::vector<Break>& breaks, const GradCheck::Raised& raised);
   Ran unite(Share mine, const Caught& caught) const;
-  [[noreturn]] void fail(const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const;
+  [[noreturn]] void fail(
+      const std::string& name, const std::vector<RankError>& errors, std::exception_ptr own) const;
 
   const Group& everyone_;
   const GradCheck::Step& reference_;

@@ -14,7 +14,8 @@ using Kind = Verdict::Kind;
 
 bool is_pool(const Topology& topology, const std::string& name) {
   const auto& pools = topology.pools();
-  return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) { return pool.name == name; });
+  return std::any_of(
+      pools.begin(), pools.end(), [&](const Pool& pool) { return pool.name == name; });
 }
 
 bool needs_others(Mutation mutation, Place place) {
@@ -24,17 +25,22 @@ bool needs_others(Mutation mutation, Place place) {
 
 // Nothing to break: there are no others, or no replicas that could be counted.
 bool is_equivalent(Mutation mutation, const Contribution& at) {
-  return (needs_others(mutation, at.place) && at.size == 1) || (mutation == Mutation::EveryReplica && at.count == 0);
+  return (needs_others(mutation, at.place) && at.size == 1) ||
+      (mutation == Mutation::EveryReplica && at.count == 0);
 }
 
 std::string raised(const RankError& error) {
-  return "rank " + std::to_string(error.rank) + " raised: " + error.text.substr(0, error.text.find('\n'));
+  return "rank " + std::to_string(error.rank) +
+      " raised: " + error.text.substr(0, error.text.find('\n'));
 }
 
 }  // namespace
 
 std::vector<Trial> trials_at(
-    const Contribution& at, const std::vector<size_t>& runs, const Topology& topology, int& equivalent) {
+    const Contribution& at,
+    const std::vector<size_t>& runs,
+    const Topology& topology,
+    int& equivalent) {
   std::vector<Trial> trials;
   for (const auto mutation : mutations_of(at.place)) {
     const auto predicted = predicted_ratio(mutation, at);
@@ -89,11 +95,13 @@ void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
   const GradRow* best = nullptr;
   // Norms follow from gradients.
   const auto distance = [&](const GradRow& row) {
-    const double far = mutant.predicted ? std::abs(row.alpha - *mutant.predicted) + row.residual : -row.error;
+    const double far = mutant.predicted ? std::abs(row.alpha - *mutant.predicted) + row.residual
+                                        : -row.error;
     return std::pair(row.what != "gradient", far);
   };
   for (const auto& row : rows) {
-    if (row.kind == Kind::Different && std::isfinite(row.alpha) && (!best || distance(row) < distance(*best))) {
+    if (row.kind == Kind::Different && std::isfinite(row.alpha) &&
+        (!best || distance(row) < distance(*best))) {
       best = &row;
     }
   }
@@ -103,8 +111,12 @@ void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
   }
 }
 
-SelfTest::SelfTest(Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher)
-    : runner_(runner), topology_(topology), may_be_dead_(options.may_be_dead), watcher_(std::move(watcher)) {
+SelfTest::SelfTest(
+    Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher)
+    : runner_(runner),
+      topology_(topology),
+      may_be_dead_(options.may_be_dead),
+      watcher_(std::move(watcher)) {
   runs_ = plan_alone(topology, {}, options);
   all_ = runs_.size();
   runs_.push_back(plan_all(topology, {}, options));
@@ -119,7 +131,8 @@ bool SelfTest::differs(size_t run, const Ran& ran, std::vector<GradRow>& rows) {
   bool different = false;
   if (runner_.first()) {
     rows = judge(runs_[run].run, reference, ran.united, scale);
-    different = std::any_of(rows.begin(), rows.end(), [](const GradRow& row) { return row.kind == Kind::Different; });
+    different = std::any_of(
+        rows.begin(), rows.end(), [](const GradRow& row) { return row.kind == Kind::Different; });
   }
   return runner_.decide(different);
 }
@@ -133,11 +146,13 @@ bool SelfTest::list(GradReport& report) {
     const auto ran = runner_.distributed(runs_[i].what, runs_[i].name());
     if (differs(i, ran, rows)) {
       report.vacuous.push_back(
-          runs_[i].name() + ": run again, it comes out different. Fix: functions that begin anew each time.");
+          runs_[i].name() +
+          ": run again, it comes out different. Fix: functions that begin anew each time.");
       return false;
     }
     for (const auto& each : ran.seen) {
-      const auto known = std::find_if(seen.begin(), seen.end(), [&](const auto& pair) { return pair.first == each; });
+      const auto known = std::find_if(
+          seen.begin(), seen.end(), [&](const auto& pair) { return pair.first == each; });
       if (known == seen.end()) {
         seen.push_back({each, {i}});
       } else {
@@ -158,8 +173,10 @@ bool SelfTest::list(GradReport& report) {
   note_skipped(skipped, report);
   if (trials_.empty() && skipped.empty()) {
     report.vacuous.push_back(
-        "nothing was summed through retape::dist, so the self-test has nothing to break, and that a wrong sum "
-        "would be noticed is not shown. Fix: SumHook under DDP, SumReducer elsewhere, or --no-self-test.");
+        "nothing was summed through retape::dist, so the self-test has nothing to break, and that "
+        "a wrong sum "
+        "would be noticed is not shown. Fix: SumHook under DDP, SumReducer elsewhere, or "
+        "--no-self-test.");
   }
   return !trials_.empty();
 }
@@ -170,7 +187,8 @@ void SelfTest::note_skipped(const std::vector<std::string>& names, GradReport& r
   }
   if (trials_.empty()) {
     report.vacuous.push_back(
-        "every sum through retape::dist is of tensors that are declared may_be_dead, so the self-test has nothing to "
+        "every sum through retape::dist is of tensors that are declared may_be_dead, so the "
+        "self-test has nothing to "
         "break. Fix: declare fewer.");
     return;
   }
@@ -181,8 +199,8 @@ void SelfTest::note_skipped(const std::vector<std::string>& names, GradReport& r
   report.notes.push_back("the self-test skips sums of tensors that may be dead: " + text + ".");
 }
 
-// A rank that raised may have left others waiting in groups that are broken since, and then every mutant
-// raises, whether it would be noticed or not.
+// A rank that raised may have left others waiting in groups that are broken since, and then every
+// mutant raises, whether it would be noticed or not.
 bool SelfTest::works_as_before(size_t run) {
   const auto ran = runner_.attempt(runs_[run].what);
   std::vector<GradRow> rows;
@@ -239,13 +257,15 @@ bool SelfTest::run(GradReport& report) {
   watcher_.expect(static_cast<int>(trials_.size()));
   for (size_t i = 0; i < trials_.size(); ++i) {
     auto& trial = trials_[i];
-    watcher_.advance(std::string("self-test, ") + text(trial.mutant.mutation) + " at " + trial.mutant.at.name);
+    watcher_.advance(
+        std::string("self-test, ") + text(trial.mutant.mutation) + " at " + trial.mutant.at.name);
     const bool goes_on = try_one(trial);
     report.mutants.push_back(trial.mutant);
     if (!goes_on) {
       report.vacuous.push_back(
           "the self-test ended with " + std::to_string(trials_.size() - i - 1) +
-          " mutants left: a rank raised, and since then the step itself raises or differs. Groups in which others "
+          " mutants left: a rank raised, and since then the step itself raises or differs. Groups "
+          "in which others "
           "waited for it are broken.");
       return false;
     }

@@ -15,28 +15,36 @@ struct Trial {
   std::vector<size_t> runs;
 };
 
-// All that can be broken at `at`. OtherCount: with the size of every other pool. Those that change nothing
-// (an average over one) are counted in `equivalent` and left out.
+// All that can be broken at `at`. OtherCount: with the size of every other pool. Those that change
+// nothing (an average over one) are counted in `equivalent` and left out.
 std::vector<Trial> trials_at(
-    const Contribution& at, const std::vector<size_t>& runs, const Topology& topology, int& equivalent);
+    const Contribution& at,
+    const std::vector<size_t>& runs,
+    const Topology& topology,
+    int& equivalent);
 
 // It sums nothing but tensors that are declared dead: whatever breaks it, zeros stay zeros.
 bool sums_the_dead(const Contribution& at, const std::vector<std::string>& may_be_dead);
 
-// What a broken run shows: alpha of the tensor that is closest to the prediction, of those that differ.
+// What a broken run shows: alpha of the tensor that is closest to the prediction, of those that
+// differ.
 void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows);
 
 class SelfTest {
  public:
   struct Watcher {
-    std::function<void(int)> expect;                 // so many runs more
-    std::function<void(const std::string&)> advance; // one begins
+    std::function<void(int)> expect;                  // so many runs more
+    std::function<void(const std::string&)> advance;  // one begins
   };
 
-  SelfTest(Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher);
+  SelfTest(
+      Runner& runner,
+      const NamedTopology& topology,
+      const GradCheckOptions& options,
+      Watcher watcher);
 
-  // Fills in what a report says of mutants. By every rank; the report of the first is complete. False: it
-  // ended early, and groups may be broken.
+  // Fills in what a report says of mutants. By every rank; the report of the first is complete.
+  // False: it ended early, and groups may be broken.
   bool run(GradReport& report);
 
  private:

@@ -19,7 +19,8 @@ std::string stem(const std::string& name) {
 }
 
 bool same_ranks(const Pool& a, const Pool& b) {
-  return std::set<int>(a.ranks.begin(), a.ranks.end()) == std::set<int>(b.ranks.begin(), b.ranks.end());
+  return std::set<int>(a.ranks.begin(), a.ranks.end()) ==
+      std::set<int>(b.ranks.begin(), b.ranks.end());
 }
 
 bool all_ones(const Topology& topology) {
@@ -69,7 +70,8 @@ struct Pair {
   bool common = false;  // ranks
 };
 
-std::map<std::pair<std::string, std::string>, Pair> pairs(const std::vector<NamedTopology>& topologies) {
+std::map<std::pair<std::string, std::string>, Pair> pairs(
+    const std::vector<NamedTopology>& topologies) {
   std::map<std::pair<std::string, std::string>, Pair> all;
   for (const auto& named : topologies) {
     if (all_ones(named.topology)) {
@@ -102,18 +104,23 @@ std::string always_larger(const std::vector<NamedTopology>& topologies, bool com
 }
 
 bool some_are_ones(const std::vector<NamedTopology>& topologies) {
-  return std::any_of(topologies.begin(), topologies.end(), [](const auto& named) { return all_ones(named.topology); });
+  return std::any_of(topologies.begin(), topologies.end(), [](const auto& named) {
+    return all_ones(named.topology);
+  });
 }
 
 // As with data parallelism over all ranks, whose step has no group for one of them.
 bool one_pool_has_all(const Topology& topology) {
   const auto& pools = topology.pools();
-  return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) { return pool.size() == all_ranks(topology); });
+  return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) {
+    return pool.size() == all_ranks(topology);
+  });
 }
 
 bool one_pool_has_all(const std::vector<NamedTopology>& topologies) {
-  return std::all_of(
-      topologies.begin(), topologies.end(), [](const auto& named) { return one_pool_has_all(named.topology); });
+  return std::all_of(topologies.begin(), topologies.end(), [](const auto& named) {
+    return one_pool_has_all(named.topology);
+  });
 }
 
 constexpr const char* kOneWay = "rows go from pool to pool in one direction of fan only: always ";
@@ -157,7 +164,8 @@ std::vector<Size> sizes_of(const Topology& topology) {
   for (const auto& pool : topology.pools()) {
     const auto like = std::find_if(sizes.begin(), sizes.end(), [&](const Size& size) {
       const auto& first = topology.pool(size.pools.front());
-      return first.size() == pool.size() && (stem(first.name) == stem(pool.name) || same_ranks(first, pool));
+      return first.size() == pool.size() &&
+          (stem(first.name) == stem(pool.name) || same_ranks(first, pool));
     });
     if (like == sizes.end()) {
       sizes.push_back({"n_" + pool.name, {pool.name}, pool.size()});
@@ -171,26 +179,32 @@ std::vector<Size> sizes_of(const Topology& topology) {
 std::vector<std::string> vacuous_topologies(const std::vector<NamedTopology>& topologies) {
   const auto ones = [](const NamedTopology& named) { return all_ones(named.topology); };
   if (std::all_of(topologies.begin(), topologies.end(), ones)) {
-    return {"every pool of every topology has one rank, and no factor is wrong there. Fix: a topology of "
-            "several ranks."};
+    return {
+        "every pool of every topology has one rank, and no factor is wrong there. Fix: a topology "
+        "of "
+        "several ranks."};
   }
   std::vector<std::string> reasons;
   for (const auto& [names, pair] : pairs(topologies)) {
     if (pair.equal && !pair.less && !pair.greater) {
       reasons.push_back(
           names.first + " and " + names.second +
-          " are equal in every topology: one in place of the other would not be seen. Fix: a topology in which "
+          " are equal in every topology: one in place of the other would not be seen. Fix: a "
+          "topology in which "
           "all sizes are different, like 6, 3, 2.");
     }
   }
   // Factors of three sizes at once hide where any two of them are equal.
   if (reasons.empty() && !some_have_all_different(topologies)) {
     reasons.push_back(
-        "no topology has all sizes different: a factor made of several would not be seen in each. Fix: one that has, "
+        "no topology has all sizes different: a factor made of several would not be seen in each. "
+        "Fix: one that has, "
         "like 6, 3, 2.");
   }
   if (const auto larger = always_larger(topologies, /*common=*/false); !larger.empty()) {
-    reasons.push_back(kOneWay + larger + ". Fix: a topology with sizes the other way round, like 2, 4, 8 for 6, 3, 2.");
+    reasons.push_back(
+        kOneWay + larger +
+        ". Fix: a topology with sizes the other way round, like 2, 4, 8 for 6, 3, 2.");
   }
   if (!some_are_ones(topologies) && !one_pool_has_all(topologies)) {
     reasons.push_back(kNoOnes + std::string(" Fix: a topology with one."));
@@ -209,7 +223,8 @@ std::vector<std::string> notes_on(const std::vector<NamedTopology>& topologies) 
   }
   if (!even.empty()) {
     notes.push_back(
-        "shards of " + even + " are even in every topology: a mean of each rank's mean would not be seen.");
+        "shards of " + even +
+        " are even in every topology: a mean of each rank's mean would not be seen.");
   }
   if (!some_are_ones(topologies) && one_pool_has_all(topologies)) {
     notes.push_back(kNoOnes);
@@ -230,8 +245,9 @@ bool is_even(const Topology& topology) {
 
 bool is_uneven(const Pool& pool) {
   const auto [fewest, most] = std::minmax_element(
-      pool.shards.begin(), pool.shards.end(),
-      [](const RowRange& a, const RowRange& b) { return a.size() < b.size(); });
+      pool.shards.begin(), pool.shards.end(), [](const RowRange& a, const RowRange& b) {
+        return a.size() < b.size();
+      });
   return most->size() >= std::min(2 * fewest->size(), fewest->size() + 2);
 }
 
@@ -242,14 +258,16 @@ std::vector<std::string> never_uneven(const std::vector<NamedTopology>& topologi
     for (const auto& pool : topology.pools()) {
       if (is_uneven(pool)) {
         are.insert(pool.name);
-      } else if (can_be_uneven(pool, topology.rows()) &&
-                 std::find(could.begin(), could.end(), pool.name) == could.end()) {
+      } else if (
+          can_be_uneven(pool, topology.rows()) &&
+          std::find(could.begin(), could.end(), pool.name) == could.end()) {
         could.push_back(pool.name);
       }
     }
   }
   could.erase(
-      std::remove_if(could.begin(), could.end(), [&](const std::string& name) { return are.count(name) > 0; }),
+      std::remove_if(
+          could.begin(), could.end(), [&](const std::string& name) { return are.count(name) > 0; }),
       could.end());
   return could;
 }
@@ -257,7 +275,8 @@ std::vector<std::string> never_uneven(const std::vector<NamedTopology>& topologi
 bool can_be_uneven(const Topology& topology, const std::vector<std::string>& names) {
   const auto& pools = topology.pools();
   return std::any_of(pools.begin(), pools.end(), [&](const Pool& pool) {
-    return can_be_uneven(pool, topology.rows()) && std::find(names.begin(), names.end(), pool.name) != names.end();
+    return can_be_uneven(pool, topology.rows()) &&
+        std::find(names.begin(), names.end(), pool.name) != names.end();
   });
 }
 
@@ -288,7 +307,10 @@ const NamedTopology* most_different(const std::vector<NamedTopology>& topologies
     const auto score = [](const NamedTopology& t) {
       // Ranks in a sum are what mutations multiply; an even cut is what predictions are for.
       return std::tuple(
-          all_different(t.topology), different_sizes(t.topology), is_even(t.topology), -all_ranks(t.topology));
+          all_different(t.topology),
+          different_sizes(t.topology),
+          is_even(t.topology),
+          -all_ranks(t.topology));
     };
     if (!best || score(named) > score(*best)) {
       best = &named;

@@ -23,8 +23,8 @@ double tolerance(const Precision& precision, const GradCheckOptions& options);
 // Of how far a parameter moves in some steps: ||difference|| / ||movement|| may be this.
 struct Movement {
   int steps = 1;
-  int64_t count = 1;   // of numbers
-  double size = 1;     // ||parameter|| / ||movement||
+  int64_t count = 1;  // of numbers
+  double size = 1;    // ||parameter|| / ||movement||
 };
 double movement_tolerance(const Precision& precision, double tolerance, const Movement& movement);
 

@@ -31,11 +31,13 @@ struct VariantKind {
 };
 
 // Variants of those that were given, until every pool that can be so is so in one.
-void add_variants(const std::vector<NamedTopology>& given, const VariantKind& kind, Variants& variants) {
+void add_variants(
+    const std::vector<NamedTopology>& given, const VariantKind& kind, Variants& variants) {
   auto bases = given;
   while (true) {
     const auto left = kind.left(variants.topologies);
-    std::erase_if(bases, [&](const NamedTopology& base) { return !kind.can_be(base.topology, left); });
+    std::erase_if(
+        bases, [&](const NamedTopology& base) { return !kind.can_be(base.topology, left); });
     const auto* const base = most_different(bases);
     if (!base) {
       return;
@@ -49,12 +51,14 @@ void add_variants(const std::vector<NamedTopology>& given, const VariantKind& ki
 }  // namespace
 
 bool has_empty_shard(const Pool& pool) {
-  return std::any_of(pool.shards.begin(), pool.shards.end(), [](const RowRange& shard) { return shard.empty(); });
+  return std::any_of(
+      pool.shards.begin(), pool.shards.end(), [](const RowRange& shard) { return shard.empty(); });
 }
 
 bool has_empty_shard(const Topology& topology) {
   const auto& pools = topology.pools();
-  return std::any_of(pools.begin(), pools.end(), [](const Pool& pool) { return has_empty_shard(pool); });
+  return std::any_of(
+      pools.begin(), pools.end(), [](const Pool& pool) { return has_empty_shard(pool); });
 }
 
 std::vector<std::string> never_empty(const std::vector<NamedTopology>& topologies) {
@@ -102,9 +106,13 @@ Variants with_variants(const GradCheckOptions& options) {
   const auto can_be_ragged = [](const Topology& topology, const std::vector<std::string>& left) {
     return can_be_uneven(topology, left);
   };
-  add_variants(options.topologies, {", ragged", false, never_uneven, can_be_ragged, ragged}, variants);
+  add_variants(
+      options.topologies, {", ragged", false, never_uneven, can_be_ragged, ragged}, variants);
   if (options.empty) {
-    add_variants(options.topologies, {", empty", true, never_empty, has_pool_of, with_empty_shards}, variants);
+    add_variants(
+        options.topologies,
+        {", empty", true, never_empty, has_pool_of, with_empty_shards},
+        variants);
   }
   return variants;
 }

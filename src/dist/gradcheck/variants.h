@@ -22,8 +22,8 @@ bool has_empty_shard(const Topology& topology);
 // Pools that could have an empty shard, and have none in any of these.
 std::vector<std::string> never_empty(const std::vector<NamedTopology>& topologies);
 
-// The same ranks, with an empty shard in each pool of several ranks: the last one's, the first one's, in
-// turns. None if no pool has several ranks.
+// The same ranks, with an empty shard in each pool of several ranks: the last one's, the first
+// one's, in turns. None if no pool has several ranks.
 std::optional<Topology> with_empty_shards(const Topology& topology);
 
 }  // namespace retape::dist::detail

@@ -19,7 +19,8 @@ double norm_of(const Outcome& outcome, const std::string& name) {
   return it == outcome.gradients.end() || !it->second.defined() ? 0 : euclidean(it->second);
 }
 
-GradRow& row_for(std::vector<GradRow>& rows, const Run& run, const std::string& terms, const std::string& name) {
+GradRow& row_for(
+    std::vector<GradRow>& rows, const Run& run, const std::string& terms, const std::string& name) {
   const auto dtype = run.precision.text();
   const auto found = std::find_if(rows.begin(), rows.end(), [&](const GradRow& row) {
     return row.topology == run.topology.name && row.dtype == dtype && row.terms == terms &&
@@ -60,13 +61,19 @@ std::set<std::string> tensors_of(const Terms& terms) {
 }
 
 // Names that a term declares and that no tensor has: a spelling mistake must not pass.
-void judge_unknown(const Run& run, const Term& term, const std::set<std::string>& names, std::vector<GradRow>& rows) {
+void judge_unknown(
+    const Run& run,
+    const Term& term,
+    const std::set<std::string>& names,
+    std::vector<GradRow>& rows) {
   for (const auto& pattern : term.live) {
-    const auto known = std::any_of(
-        names.begin(), names.end(), [&](const std::string& name) { return matches(name, {pattern}); });
+    const auto known = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return matches(name, {pattern});
+    });
     if (!known) {
       make_vacuous(
-          row_for(rows, run, term.name, pattern), "declared live, and the reference has no gradient of this name");
+          row_for(rows, run, term.name, pattern),
+          "declared live, and the reference has no gradient of this name");
     }
   }
 }
@@ -74,10 +81,10 @@ void judge_unknown(const Run& run, const Term& term, const std::set<std::string>
 bool same_gradients(const Outcome& a, const Outcome& b) {
   return a.gradients.size() == b.gradients.size() &&
       std::all_of(a.gradients.begin(), a.gradients.end(), [&](const auto& each) {
-        const auto other = b.gradients.find(each.first);
-        return other != b.gradients.end() && each.second.defined() == other->second.defined() &&
-            (!each.second.defined() || at::equal(each.second, other->second));
-      });
+           const auto other = b.gradients.find(each.first);
+           return other != b.gradients.end() && each.second.defined() == other->second.defined() &&
+               (!each.second.defined() || at::equal(each.second, other->second));
+         });
 }
 
 void judge_term(
@@ -102,9 +109,11 @@ void judge_term(
     if (live && own < run.tolerance * whole) {
       make_vacuous(
           row_for(rows, run, term.name, name),
-          "is " + error_number(own / whole) + " of this gradient with all terms on, which is judged to " +
+          "is " + error_number(own / whole) +
+              " of this gradient with all terms on, which is judged to " +
               error_number(run.tolerance) +
-              ": it cannot be seen there. Fix: a larger coefficient or weights for the check, or leave the tensor "
+              ": it cannot be seen there. Fix: a larger coefficient or weights for the check, or "
+              "leave the tensor "
               "out of what the term is live for");
     }
   }
@@ -132,12 +141,13 @@ void judge_visibility(const Run& run, const Terms& terms, std::vector<GradRow>& 
   }
   const bool nothing_is_isolated = terms.terms.size() > 1 &&
       std::all_of(terms.alone.begin(), terms.alone.end(), [&](const Outcome* alone) {
-        return same_gradients(*alone, *terms.all);
-      });
+                                     return same_gradients(*alone, *terms.all);
+                                   });
   if (nothing_is_isolated) {
     make_vacuous(
         row_for(rows, run, "all", "(any)"),
-        "each term alone has the gradients of all together. Fix: each term times its coefficient in case.terms");
+        "each term alone has the gradients of all together. Fix: each term times its coefficient "
+        "in case.terms");
   }
   for (const auto& name : names) {
     if (norm_of(*terms.all, name) == 0 && !matches(name, run.may_be_dead)) {

@@ -1,12 +1,12 @@
 #include "frontends/output_discard/discardable_output.h"
 
-#include "residency/bytes.h"
-#include "tape/each_tensor.h"
 #include "record/pipeline.h"
+#include "replay/fetch.h"
+#include "residency/bytes.h"
 #include "residency/refillable.h"
+#include "tape/each_tensor.h"
 #include "tape/errors.h"
 #include "tape/region.h"
-#include "replay/fetch.h"
 
 #include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
@@ -45,8 +45,7 @@ struct Outputs final : RefillableStorages {
   void add(Output& output);
   void remove(const Output& output);
   void written(
-      const c10::StorageImpl* storage,
-      c10::SmallVectorImpl<std::shared_ptr<Output>>& needed);
+      const c10::StorageImpl* storage, c10::SmallVectorImpl<std::shared_ptr<Output>>& needed);
   void count();  // after a change
 };
 
@@ -80,8 +79,10 @@ void let_go(void* context) {
 
 std::string unreadable(const Output& output, const Region* region) {
   return "[OutputDiscardCheckpoint] " + where(region) + output.what() +
-      " was discarded and is not back yet: expected a read by an op on a thread that discards or in "
-      "backward, which brings it back, got one past the dispatcher (data_ptr, numpy, DLPack, a kernel "
+      " was discarded and is not back yet: expected a read by an op on a thread that discards or "
+      "in "
+      "backward, which brings it back, got one past the dispatcher (data_ptr, numpy, DLPack, a "
+      "kernel "
       "of your own) or on another thread. Fix: read it before "
       "discard_output_and_register_recompute(), or read a clone() of it.";
 }
@@ -93,8 +94,11 @@ c10::DataPtr data_of(c10::Storage storage) {
   }
   void* data = storage.mutable_data();
   const auto device = storage.device();
-  return {data, new c10::Storage(std::move(storage)),
-      [](void* owner) { delete static_cast<c10::Storage*>(owner); }, device};
+  return {
+      data,
+      new c10::Storage(std::move(storage)),
+      [](void* owner) { delete static_cast<c10::Storage*>(owner); },
+      device};
 }
 
 }  // namespace
@@ -108,8 +112,9 @@ void Outputs::count() {
   const bool before = any_refillable();
   set_any_refillable(!table.empty());
   if (!before && !table.empty()) {
-    in_backward = at::addGlobalCallback(at::RecordFunctionCallback(&look_at_ops_of_node)
-                                            .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+    in_backward = at::addGlobalCallback(
+        at::RecordFunctionCallback(&look_at_ops_of_node)
+            .scopes({at::RecordScope::BACKWARD_FUNCTION}));
   } else if (before && table.empty()) {
     at::removeCallback(in_backward);
   }
@@ -143,7 +148,10 @@ Output::Output(
     c10::intrusive_ptr<Value> value,
     uint64_t first_op,
     std::string what)
-    : tape_(std::move(tape)), value_(std::move(value)), storage_(value_->home), what_(std::move(what)) {
+    : tape_(std::move(tape)),
+      value_(std::move(value)),
+      storage_(value_->home),
+      what_(std::move(what)) {
   find_roots(first_op);
 }
 
@@ -208,7 +216,8 @@ Output::~Output() {
 // Its storage still holds what the recipe gives.
 bool Output::can_be_replayed() {
   TapeLock lock(*tape_);
-  return value_->recipe && value_->hold != Hold::Kept && !value_->superseded && !value_->home_moved();
+  return value_->recipe && value_->hold != Hold::Kept && !value_->superseded &&
+      !value_->home_moved();
 }
 
 size_t Output::discard() {
@@ -231,7 +240,8 @@ size_t Output::discard() {
 
 c10::DataPtr Output::bring_data() {
   const int pass = torch::autograd::get_current_graph_task_id();
-  struct Use {  // counted, so that no op of the replay takes the result for its own and writes to it
+  struct Use {  // counted, so that no op of the replay takes the result for its own and writes to
+                // it
     Tape& tape;
     Value& value;
     int pass;
@@ -318,8 +328,7 @@ void Outputs::fill(const c10::Storage& storage) {
 
 // What must be filled before an op writes to `storage`. Under the lock.
 void Outputs::written(
-    const c10::StorageImpl* storage,
-    c10::SmallVectorImpl<std::shared_ptr<Output>>& needed) {
+    const c10::StorageImpl* storage, c10::SmallVectorImpl<std::shared_ptr<Output>>& needed) {
   const auto note = [&](Output& output) {
     if (!output.discarded_) {
       output.written_ = true;
@@ -352,7 +361,9 @@ void before_op(const OpInfo& info, const torch::jit::Stack& stack) {
         const auto* storage = tensor.storage().unsafeGetStorageImpl();
         if (writes) {
           all.written(storage, needed);
-        } else if (const auto it = all.table.find(storage); it != all.table.end() && it->second->discarded_) {
+        } else if (
+            const auto it = all.table.find(storage);
+            it != all.table.end() && it->second->discarded_) {
           needed.push_back(it->second->shared_from_this());  // alive: the storage owns it
         }
       });

@@ -29,7 +29,7 @@ constexpr const char* kDiscard =
 
 struct Call {
   std::vector<std::shared_ptr<Output>> outputs;
-  std::vector<size_t> strangers;           // on each output's storage when the function ended
+  std::vector<size_t> strangers;          // on each output's storage when the function ended
   std::unordered_set<const Node*> nodes;  // of the outputs; to compare with, they may be gone
   uint64_t first_node = 0;                // number of the oldest of them
 };
@@ -37,7 +37,8 @@ struct Call {
 class Hook : public torch::autograd::FunctionPreHook {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const final {
     throw UsageError(
-        "[OutputDiscardCheckpoint] compiled autograd traces backward and cannot trace replay. Fix: run "
+        "[OutputDiscardCheckpoint] compiled autograd traces backward and cannot trace replay. Fix: "
+        "run "
         "this backward without torch._dynamo.compiled_autograd.");
   }
 };
@@ -78,7 +79,8 @@ class Keeper final : public Hook {
 
 std::string named(size_t index, const at::Tensor& tensor) {
   std::ostringstream text;
-  text << "output " << index << " (" << c10::toString(tensor.scalar_type()) << " " << tensor.sizes() << ")";
+  text << "output " << index << " (" << c10::toString(tensor.scalar_type()) << " " << tensor.sizes()
+       << ")";
   return text.str();
 }
 
@@ -96,8 +98,8 @@ void add_bases(const at::Tensor& tensor, std::unordered_set<const c10::TensorImp
   }
 }
 
-// Does the graph of `from` lead to an output of `call`? Nodes are numbered in the order in which they
-// are made, so only what came after the call is walked.
+// Does the graph of `from` lead to an output of `call`? Nodes are numbered in the order in which
+// they are made, so only what came after the call is walked.
 bool reaches(const Node* from, const Call& call) {
   if (from == nullptr || call.nodes.empty()) {
     return false;
@@ -203,9 +205,10 @@ std::vector<size_t> OutputDiscardCall::finish() {
       continue;
     }
     const auto* storage = tensor.storage().unsafeGetStorageImpl();
-    const bool is_given = std::any_of(impl_->given.begin(), impl_->given.end(), [&](const WeakStorage& s) {
-      return s._unsafe_get_target() == storage;
-    });
+    const bool is_given = std::any_of(
+        impl_->given.begin(), impl_->given.end(), [&](const WeakStorage& s) {
+          return s._unsafe_get_target() == storage;
+        });
     if (is_given) {
       continue;
     }
@@ -219,11 +222,12 @@ std::vector<size_t> OutputDiscardCall::finish() {
     }
     if (seen.insert(storage).second) {
       call->strangers.push_back(impl_->strangers(tensor));
-      call->outputs.push_back(Output::watch(
-          c10::intrusive_ptr<Tape>::reclaim_copy(&recorder.tape()),
-          std::move(value),
-          impl_->first_op,
-          named(i, tensor)));
+      call->outputs.push_back(
+          Output::watch(
+              c10::intrusive_ptr<Tape>::reclaim_copy(&recorder.tape()),
+              std::move(value),
+              impl_->first_op,
+              named(i, tensor)));
     }
   }
   if (!call->outputs.empty()) {
@@ -248,14 +252,18 @@ std::vector<size_t> OutputDiscardCall::finish() {
 
 void OutputDiscardCheckpoint::Impl::prune() {
   owned.erase(
-      std::remove_if(owned.begin(), owned.end(), [](const auto& call) {
-        return std::all_of(call->outputs.begin(), call->outputs.end(), [](const auto& output) {
-          return !output->storage();
-        });
-      }),
+      std::remove_if(
+          owned.begin(),
+          owned.end(),
+          [](const auto& call) {
+            return std::all_of(call->outputs.begin(), call->outputs.end(), [](const auto& output) {
+              return !output->storage();
+            });
+          }),
       owned.end());
   pending.erase(
-      std::remove_if(pending.begin(), pending.end(), [](const auto& call) { return call.expired(); }),
+      std::remove_if(
+          pending.begin(), pending.end(), [](const auto& call) { return call.expired(); }),
       pending.end());
 }
 
@@ -281,14 +289,17 @@ void OutputDiscardCheckpoint::Impl::check(const detail::Call& call) const {
     const auto who = detail::kDiscard + region() + call.outputs[i]->what();
     if (storage && call.strangers[i] > 0) {
       throw UsageError(
-          who + " does not have its storage to itself: " + std::to_string(call.strangers[i]) + " more tensor" +
-          (call.strangers[i] == 1 ? "" : "s") + " on it outlived the function (a cache, a list, an "
-          "attribute that it was stored in): expected the outputs alone. Nothing was freed. Fix: let "
+          who + " does not have its storage to itself: " + std::to_string(call.strangers[i]) +
+          " more tensor" + (call.strangers[i] == 1 ? "" : "s") +
+          " on it outlived the function (a cache, a list, an "
+          "attribute that it was stored in): expected the outputs alone. Nothing was freed. Fix: "
+          "let "
           "the function store a clone() there.");
     }
     if (storage && !storage->resizable()) {
       throw UsageError(
-          who + " has its memory in use outside torch (numpy(), shared memory): expected memory "
+          who +
+          " has its memory in use outside torch (numpy(), shared memory): expected memory "
           "that only tensors read. Nothing was freed. Fix: take numpy() of a clone().");
     }
   }
@@ -298,17 +309,20 @@ void OutputDiscardCheckpoint::Impl::forget(const std::shared_ptr<detail::Call>& 
   call->outputs.clear();
   owned.erase(std::remove(owned.begin(), owned.end(), call), owned.end());
   pending.erase(
-      std::remove_if(pending.begin(), pending.end(), [&](const auto& weak) { return weak.lock() == call; }),
+      std::remove_if(
+          pending.begin(), pending.end(), [&](const auto& weak) { return weak.lock() == call; }),
       pending.end());
 }
 
-OutputDiscardCheckpoint::OutputDiscardCheckpoint(std::string name) : impl_(std::make_unique<Impl>()) {
+OutputDiscardCheckpoint::OutputDiscardCheckpoint(std::string name)
+    : impl_(std::make_unique<Impl>()) {
   impl_->name = std::move(name);
 }
 
 OutputDiscardCheckpoint::~OutputDiscardCheckpoint() = default;
 OutputDiscardCheckpoint::OutputDiscardCheckpoint(OutputDiscardCheckpoint&&) noexcept = default;
-OutputDiscardCheckpoint& OutputDiscardCheckpoint::operator=(OutputDiscardCheckpoint&&) noexcept = default;
+OutputDiscardCheckpoint& OutputDiscardCheckpoint::operator=(OutputDiscardCheckpoint&&) noexcept =
+    default;
 
 void OutputDiscardCheckpoint::clear() {
   for (const auto& weak : std::exchange(impl_->pending, {})) {
@@ -319,11 +333,13 @@ void OutputDiscardCheckpoint::clear() {
   impl_->owned.clear();
 }
 
-size_t OutputDiscardCheckpoint::discard_output_and_register_recompute(const at::Tensor& hook_tensor) {
+size_t OutputDiscardCheckpoint::discard_output_and_register_recompute(
+    const at::Tensor& hook_tensor) {
   if (!impl_->called) {
     throw UsageError(
         detail::kDiscard + impl_->region() +
-        "nothing to discard: expected a checkpoint() call of this object before it, got none. Fix: y = "
+        "nothing to discard: expected a checkpoint() call of this object before it, got none. Fix: "
+        "y = "
         "ckpt.checkpoint(function, x); z = consumer(y); then discard with z.");
   }
   if (!hook_tensor.defined()) {

@@ -58,29 +58,38 @@ Surroundings Surroundings::now() {
   now.flags = Flags::now();
   for (size_t i = 0; i < now.autocast.size(); ++i) {
     const auto device = at::autocast::_AUTOCAST_SUPPORTED_DEVICES[i];
-    now.autocast[i] = {at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)};
+    now.autocast[i] = {
+        at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)};
   }
   now.autocast_cache = at::autocast::is_autocast_cache_enabled();
   now.attention = attention_now();
   return now;
 }
 
-std::vector<SurroundingsDifference> differences(const Surroundings& first, const Surroundings& second) {
+std::vector<SurroundingsDifference> differences(
+    const Surroundings& first, const Surroundings& second) {
   std::vector<SurroundingsDifference> found;
   const auto differs = [&](const char* kind, const std::string& how) {
     found.push_back({kind, "the second run goes " + how});
   };
   if (first.flags.grad_mode != second.flags.grad_mode) {
-    differs("grad mode", first.flags.grad_mode ? "without gradients, the first had them" : "with gradients, the first had none");
+    differs(
+        "grad mode",
+        first.flags.grad_mode ? "without gradients, the first had them"
+                              : "with gradients, the first had none");
   }
   for (size_t i = 0; i < first.autocast.size(); ++i) {
     const auto device = c10::DeviceTypeName(at::autocast::_AUTOCAST_SUPPORTED_DEVICES[i], true);
     const auto &then = first.autocast[i], &now = second.autocast[i];
     if (then.enabled != now.enabled) {
-      differs("autocast", std::string(now.enabled ? "with" : "without") + " autocast on " + device +
+      differs(
+          "autocast",
+          std::string(now.enabled ? "with" : "without") + " autocast on " + device +
               ", the first went " + (then.enabled ? "with" : "without"));
     } else if (then.enabled && then.dtype != now.dtype) {
-      differs("autocast dtype", std::string("with autocast to ") + c10::toString(now.dtype) + " on " + device +
+      differs(
+          "autocast dtype",
+          std::string("with autocast to ") + c10::toString(now.dtype) + " on " + device +
               ", the first with " + c10::toString(then.dtype));
     }
   }
@@ -99,7 +108,8 @@ void set_surroundings(const Surroundings& wanted) {
 }
 
 SurroundingsGuard::SurroundingsGuard(const Surroundings& wanted)
-    : before_(Surroundings::now()), flags_(wanted.flags) {
+    : before_(Surroundings::now()),
+      flags_(wanted.flags) {
   apply_autocast(wanted);
   apply(wanted.attention);
   at::autocast::increment_nesting();

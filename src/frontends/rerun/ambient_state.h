@@ -46,7 +46,8 @@ struct SurroundingsDifference {
   const char* kind;  // of a Finding (retape/check.h)
   std::string what;
 };
-std::vector<SurroundingsDifference> differences(const Surroundings& first, const Surroundings& second);
+std::vector<SurroundingsDifference> differences(
+    const Surroundings& first, const Surroundings& second);
 
 void set_surroundings(const Surroundings& wanted);
 

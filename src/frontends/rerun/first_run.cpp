@@ -37,7 +37,8 @@ class RerunToken final : public torch::autograd::SavedVariableHooks {
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
       const override {
     throw UsageError(
-        "[checkpoint] compiled autograd traces backward and cannot trace a second run. Fix: run this "
+        "[checkpoint] compiled autograd traces backward and cannot trace a second run. Fix: run "
+        "this "
         "backward without torch._dynamo.compiled_autograd.");
   }
 

@@ -24,9 +24,9 @@ class FirstRun final : public Watch {
   bool alive_anyway(const at::Tensor& tensor) const;
 
   std::shared_ptr<Frame> frame_;
-  const OpInfo* op_ = nullptr;  // that is running
+  const OpInfo* op_ = nullptr;                          // that is running
   std::vector<std::pair<size_t, at::Tensor>> waiting_;  // saved by it: it may still write them
-  const c10::TensorImpl* unwritten_ = nullptr;  // what the op would write in training
+  const c10::TensorImpl* unwritten_ = nullptr;          // what the op would write in training
 };
 
 }  // namespace retape::detail

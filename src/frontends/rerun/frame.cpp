@@ -1,13 +1,13 @@
 #include "frontends/rerun/frame.h"
 
-#include "tape/activity.h"
 #include "frontends/eager.h"
 #include "frontends/install.h"
-#include "frontends/rerun/rerun_errors.h"
-#include "tape/errors.h"
-#include "tape/each_tensor.h"
 #include "frontends/rerun/first_run.h"
+#include "frontends/rerun/rerun_errors.h"
 #include "frontends/rerun/second_run.h"
+#include "tape/activity.h"
+#include "tape/each_tensor.h"
+#include "tape/errors.h"
 
 #include <retape/eager.h>
 
@@ -120,11 +120,13 @@ void Frame::check_versions() const {
   }
 }
 
-std::optional<c10::Device> Frame::new_device(const OpInfo& op, const torch::jit::Stack& stack) const {
+std::optional<c10::Device> Frame::new_device(
+    const OpInfo& op, const torch::jit::Stack& stack) const {
   std::optional<c10::Device> found;
   for (const auto& result : torch::jit::last(stack, op.returns)) {
     each_tensor(result, [&](const at::Tensor& tensor, int) {
-      if (tensor.defined() && std::find(devices_.begin(), devices_.end(), tensor.device()) == devices_.end()) {
+      if (tensor.defined() &&
+          std::find(devices_.begin(), devices_.end(), tensor.device()) == devices_.end()) {
         found = tensor.device();
       }
     });

@@ -34,8 +34,8 @@ struct Pass {
   std::mutex mutex;  // held while the function runs: another thread of the same backward waits
   std::vector<at::Tensor> tensors;
   std::vector<uint32_t> versions;  // of the tensors when they were taken
-  std::vector<bool> given;  // to autograd, in this pass
-  std::vector<int> readers;  // of a group: which backward has read the slot; -1: none
+  std::vector<bool> given;         // to autograd, in this pass
+  std::vector<int> readers;        // of a group: which backward has read the slot; -1: none
 };
 
 // Pass of a torch.utils.checkpoint.GraphExecGroup. Owns the group, whose address is its identity.
@@ -53,7 +53,8 @@ class Frame final : public std::enable_shared_from_this<Frame> {
   // Tensor of slot `index`, for the backward that is running.
   at::Tensor bring(size_t index);
 
-  // The running backward reads slot `index`. UsageError, where another one of its GraphExecGroup has.
+  // The running backward reads slot `index`. UsageError, where another one of its GraphExecGroup
+  // has.
   void note_reader(size_t index);
 
  private:
@@ -77,7 +78,7 @@ class Frame final : public std::enable_shared_from_this<Frame> {
   std::vector<c10::Device> devices_;  // where it made something, for an observer
   bool complete_ = false;             // the first run has ended
 
-  std::mutex mutex_;  // of both
+  std::mutex mutex_;                             // of both
   std::map<int, std::shared_ptr<Pass>> passes_;  // by graph task, until it ends
   std::vector<GroupPass> groups_;
 };

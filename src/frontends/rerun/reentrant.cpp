@@ -1,14 +1,14 @@
-// Reentrant: a function as one node. Forward keeps nothing of its graph; backward runs it again, and
-// a backward of its own through that.
+// Reentrant: a function as one node. Forward keeps nothing of its graph; backward runs it again,
+// and a backward of its own through that.
 #include "check/digest.h"
-#include "frontends/install.h"
-#include "tape/activity.h"
 #include "frontends/eager.h"
-#include "frontends/rerun/rerun_errors.h"
-#include "tape/errors.h"
+#include "frontends/install.h"
 #include "frontends/rerun/rerun_context.h"
+#include "frontends/rerun/rerun_errors.h"
 #include "frontends/rerun/side_effects.h"
 #include "record/op_observer.h"
+#include "tape/activity.h"
+#include "tape/errors.h"
 
 #include <retape/eager.h>
 #include <retape/rerun.h>
@@ -29,7 +29,9 @@ using Body = std::function<Tensors(const Tensors&)>;
 
 struct Call final : torch::CustomClassHolder {
   Call(RerunOptions options, Body body)
-      : options(std::move(options)), body(std::move(body)), conditions(this->options.name, this->options.preserve_rng_state) {}
+      : options(std::move(options)),
+        body(std::move(body)),
+        conditions(this->options.name, this->options.preserve_rng_state) {}
 
   RerunOptions options;
   Body body;
@@ -53,8 +55,10 @@ class Nothing final : public torch::autograd::SavedVariableHooks {
  private:
   [[noreturn]] static void refuse() {
     raise(UsageError(
-        "[checkpoint] use_reentrant=True: the function runs a backward of its own through what it has "
-        "just computed, of which nothing was saved. Fix: use_reentrant=False or method=\"replay\"."));
+        "[checkpoint] use_reentrant=True: the function runs a backward of its own through what it "
+        "has "
+        "just computed, of which nothing was saved. Fix: use_reentrant=False or "
+        "method=\"replay\"."));
   }
 };
 
@@ -82,7 +86,9 @@ class Backward final : public Watch {
  public:
   explicit Backward(Outside& later) : later_(later) {}
 
-  void before(const OpInfo& op, const torch::jit::Stack& stack) override { later_.before(op, stack); }
+  void before(const OpInfo& op, const torch::jit::Stack& stack) override {
+    later_.before(op, stack);
+  }
   void after(const OpInfo& op, const torch::jit::Stack& stack) override { later_.after(op, stack); }
   void between() override {}
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return nullptr; }
@@ -103,11 +109,14 @@ struct Node final : torch::autograd::Function<Node> {
     return results;
   }
 
-  static variable_list backward(torch::autograd::AutogradContext* context, variable_list gradients) {
+  static variable_list backward(
+      torch::autograd::AutogradContext* context, variable_list gradients) {
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       raise(UsageError(
-          "[checkpoint] use_reentrant=True cannot give gradients to autograd.grad() or to backward() "
-          "with inputs=: it runs a backward of its own. Fix: use_reentrant=False, method=\"replay\", "
+          "[checkpoint] use_reentrant=True cannot give gradients to autograd.grad() or to "
+          "backward() "
+          "with inputs=: it runs a backward of its own. Fix: use_reentrant=False, "
+          "method=\"replay\", "
           "or backward() without inputs."));
     }
     const auto holder = context->saved_data["call"].toCapsule();
@@ -167,7 +176,8 @@ struct Node final : torch::autograd::Function<Node> {
     if (compares && !(call.digests[i] == now)) {
       throw_rerun_differs(
           call.options,
-          which + " (" + call.digests[i].shape() + ") came out different when the function ran again: " +
+          which + " (" + call.digests[i].shape() +
+              ") came out different when the function ran again: " +
               call.digests[i].difference(now));
     }
   }

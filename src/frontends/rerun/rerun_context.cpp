@@ -32,7 +32,9 @@ Surroundings faulty(Surroundings wanted) {
 }  // namespace
 
 Conditions::Conditions(const std::string& call, bool generators)
-    : surroundings_(Surroundings::now()), examiner_(Examiner::now()), generators_(generators) {
+    : surroundings_(Surroundings::now()),
+      examiner_(Examiner::now()),
+      generators_(generators) {
   if (examiner_ && !examiner_->closely()) {
     examiner_.reset();  // a second run compares what it saves anyway
   }
@@ -53,16 +55,16 @@ void Conditions::note(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (!source.defined()) {
     return;
   }
-  const bool known = std::any_of(draws_.begin(), draws_.end(), [&](const auto& draw) {
-    return draw->source() == source;
-  });
+  const bool known = std::any_of(
+      draws_.begin(), draws_.end(), [&](const auto& draw) { return draw->source() == source; });
   if (!known) {
     draws_.push_back(Draw::of(std::move(source)));
   }
 }
 
 Conditions::Again::Again(const Conditions& conditions)
-    : conditions_(conditions), surroundings_(faulty(conditions.surroundings_)) {
+    : conditions_(conditions),
+      surroundings_(faulty(conditions.surroundings_)) {
   for (const auto& draw : conditions_.draws_) {
     later_.push_back(draw->rewind());
   }

@@ -2,8 +2,8 @@
 // its arguments: settings, and the state of every generator that it draws from.
 #pragma once
 
-#include "tape/rng_snapshot.h"
 #include "frontends/rerun/ambient_state.h"
+#include "tape/rng_snapshot.h"
 
 #include <memory>
 #include <string>

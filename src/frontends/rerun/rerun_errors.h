@@ -9,7 +9,8 @@
 
 namespace retape::detail {
 
-// A function that ran again did not do what it did in forward: raised. `details` come after the fix.
+// A function that ran again did not do what it did in forward: raised. `details` come after the
+// fix.
 [[noreturn]] void throw_rerun_differs(
     const RerunOptions& options, const std::string& what, const std::string& details = "");
 

@@ -1,9 +1,9 @@
 #include "frontends/rerun/second_run.h"
 
 #include "check/replay_checker.h"
-#include "tape/fault.h"
 #include "frontends/rerun/rerun_errors.h"
 #include "tape/errors.h"
+#include "tape/fault.h"
 #include "torch/interceptor.h"
 
 #include <retape/error.h>
@@ -48,7 +48,9 @@ std::string name_of(const OpInfo* op) {
 }  // namespace
 
 SecondRun::SecondRun(Frame& frame, Pass& pass, size_t wanted)
-    : frame_(frame), pass_(pass), wanted_(wanted) {
+    : frame_(frame),
+      pass_(pass),
+      wanted_(wanted) {
   later_.go_back_to(frame_.outside_);
 }
 
@@ -88,7 +90,10 @@ void SecondRun::look_at_devices(const OpInfo& op, const torch::jit::Stack& stack
   }
   if (const auto device = frame_.new_device(op, stack)) {
     elsewhere_ = true;
-    found("default device", &op, "it makes a tensor on " + device->str() + ", where the first run made none");
+    found(
+        "default device",
+        &op,
+        "it makes a tensor on " + device->str() + ", where the first run made none");
   }
 }
 
@@ -151,9 +156,10 @@ void SecondRun::take(size_t index, const at::Tensor& tensor, const OpInfo* by) {
     if (!(slot.digest == now)) {
       std::ostringstream text;
       text << "tensor " << index << " that " << name_of(slot.op) << " saved for backward ("
-           << slot.digest.shape() << ") came out different when the function ran again: "
-           << slot.digest.difference(now);
-      mismatch(slot.digest.device() == now.device() ? "values" : "default device", slot.op, text.str());
+           << slot.digest.shape()
+           << ") came out different when the function ran again: " << slot.digest.difference(now);
+      mismatch(
+          slot.digest.device() == now.device() ? "values" : "default device", slot.op, text.str());
       return;
     }
   }

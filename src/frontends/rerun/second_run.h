@@ -41,7 +41,7 @@ class SecondRun final : public Watch {
   std::optional<std::string> mismatch_;
   std::vector<const OpInfo*> ops_;
   bool elsewhere_ = false;  // a tensor is on another device, and that is told
-  Outside later_;  // what this run must leave as it found it
+  Outside later_;           // what this run must leave as it found it
 };
 
 }  // namespace retape::detail

@@ -66,7 +66,9 @@ void Outside::go_back_to(const Outside& first) {
   for (const auto& written : first.written_) {
     if (written.owns_its_memory() && find(written.storage) == nullptr) {
       written_.push_back(
-          {written.storage, copy_of(written.storage), written.counter,
+          {written.storage,
+           copy_of(written.storage),
+           written.counter,
            written.counter.enabled() ? written.counter.current_version() : 0});
     }
     write(written);

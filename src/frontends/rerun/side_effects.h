@@ -19,7 +19,8 @@ class Outside {
  public:
   // Larger ones are not copied. A first run copies small ones: a cache is not worth its memory
   // twice, and if the function reads what it overwrites there, digests tell.
-  explicit Outside(size_t most_bytes = std::numeric_limits<size_t>::max()) : most_bytes_(most_bytes) {}
+  explicit Outside(size_t most_bytes = std::numeric_limits<size_t>::max())
+      : most_bytes_(most_bytes) {}
   static constexpr size_t kSmall = 1 << 18;
 
   void before(const OpInfo& op, const torch::jit::Stack& stack);  // copies what it will write
@@ -41,8 +42,8 @@ class Outside {
     uint32_t version;
     const void* owner = storage.data_ptr().get_context();
 
-    // Its memory may belong to another storage by now: share_memory_ moves it, and what it was moved from
-    // goes on naming the address.
+    // Its memory may belong to another storage by now: share_memory_ moves it, and what it was
+    // moved from goes on naming the address.
     bool owns_its_memory() const {
       return storage.data_ptr().get_context() == owner && storage.nbytes() == copy.nbytes();
     }

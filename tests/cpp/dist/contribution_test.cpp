@@ -6,14 +6,16 @@ namespace {
 
 using testing::expect_ranks;
 
-// The gradient of a loss in which everything passes through contributions, on two ranks of unlike counts.
+// The gradient of a loss in which everything passes through contributions, on two ranks of unlike
+// counts.
 double gradient(const Group& group) {
   const auto w = torch::ones({1}, torch::TensorOptions(torch::kDouble).requires_grad(true));
   const auto count = count_global("rows", group.index() + 1, group);
   auto sum = global_residual("usage", w * (group.index() + 1.0), group);
   normalize(sum.sum(), count).value().backward();
   SumReducer reducer(group);
-  const auto penalty = contribute_once("penalty", Replicated(torch::full({1}, 10.0, torch::kDouble)), group);
+  const auto penalty = contribute_once(
+      "penalty", Replicated(torch::full({1}, 10.0, torch::kDouble)), group);
   w.mutable_grad() = w.grad() + penalty.value();
   reducer.add_gradients({{"w", w}});
   reducer.reduce();
@@ -26,7 +28,8 @@ TEST(Contribution, AWatchListsThemInOrder) {
     gradient(world.all());
     std::string text;
     for (const auto& seen : watch.seen()) {
-      text += std::string(dist::text(seen.place)) + " " + seen.name + " of " + std::to_string(seen.size) + "; ";
+      text += std::string(dist::text(seen.place)) + " " + seen.name + " of " +
+          std::to_string(seen.size) + "; ";
     }
     RANK_EXPECT_EQ(text, "count rows of 2; residual usage of 2; once penalty of 2; sum w of 2; ");
   });
@@ -42,10 +45,10 @@ TEST(Contribution, MutationsDoWhatTheyAreCalled) {
       {Place::Once, "penalty", Mutation::Drop, 1},
       {Place::Once, "penalty", Mutation::Double, 21},
       {Place::Once, "penalty", Mutation::OnAllRanks, 21},
-      {Place::Count, "rows", Mutation::Drop, 11.5},         // 3/2
-      {Place::Count, "rows", Mutation::Double, 10.5},       // 3/6
-      {Place::Count, "rows", Mutation::LocalCount, 12},     // 1/1 + 2/2
-      {Place::Count, "rows", Mutation::TimesGroup, 10.5},   // 3/6
+      {Place::Count, "rows", Mutation::Drop, 11.5},        // 3/2
+      {Place::Count, "rows", Mutation::Double, 10.5},      // 3/6
+      {Place::Count, "rows", Mutation::LocalCount, 12},    // 1/1 + 2/2
+      {Place::Count, "rows", Mutation::TimesGroup, 10.5},  // 3/6
       {Place::Residual, "usage", Mutation::Drop, 10},
       {Place::Residual, "usage", Mutation::Double, 12},
       {Place::Residual, "usage", Mutation::TimesGroup, 12},
@@ -101,10 +104,18 @@ TEST(Contribution, WhatOneRankHasOrComputesIsContributedByIt) {
     const auto& group = world.all();
     int computed = 0;
     const auto sums = [&] {
-      const auto own = torch::full({1}, group.index() == 1 ? 7.0 : std::nan(""));  // others' numbers do not count
+      const auto own = torch::full(
+          {1}, group.index() == 1 ? 7.0 : std::nan(""));  // others' numbers do not count
       const auto from = contribute_from("from", own, group, 1).value();
       const auto once = contribute_once(
-          "once", own, [&] { return ++computed, Replicated<at::Tensor>(torch::full({1}, 5.0)); }, group, 1).value();
+                            "once",
+                            own,
+                            [&] {
+                              return ++computed, Replicated<at::Tensor>(torch::full({1}, 5.0));
+                            },
+                            group,
+                            1)
+                            .value();
       const auto both = torch::cat({from, once});
       SumReducer reducer(group);
       reducer.add("both", Partial(both));
@@ -131,8 +142,9 @@ TEST(Contribution, WhatOneRankHasOrComputesIsContributedByIt) {
 TEST(Contribution, SeveralAreBrokenAtOnceAndAStarIsEveryName) {
   expect_ranks(2, [](World& world) {
     {
-      const Watch watch({{{Place::Sum, "*", "world", 2}, Mutation::Average},
-                         {{Place::Count, "rows", "world", 2}, Mutation::Double}});
+      const Watch watch(
+          {{{Place::Sum, "*", "world", 2}, Mutation::Average},
+           {{Place::Count, "rows", "world", 2}, Mutation::Double}});
       RANK_EXPECT_EQ(gradient(world.all()), 10.5 / 2);
       RANK_EXPECT(watch.hit());
     }

@@ -43,13 +43,15 @@ TEST(GlobalCount, NothingToDivideByIsAnErrorOnEveryRank) {
       text = error.what();
     }
     RANK_EXPECT_TEXT(text, "a rank counts less than none");
-    RANK_EXPECT_EQ(count_global("tokens", world.rank(), world.all()).value(), int64_t{1});  // one has none
+    RANK_EXPECT_EQ(
+        count_global("tokens", world.rank(), world.all()).value(), int64_t{1});  // one has none
   });
 }
 
 TEST(StepCounts, AllCountsOfAStepTravelInOneSum) {
   expect_ranks(2, [](World& world) {
-    const StepCounts counts({{"tokens", 10 + world.rank()}, {"images", world.rank()}, {"words", 0}}, world.all());
+    const StepCounts counts(
+        {{"tokens", 10 + world.rank()}, {"images", world.rank()}, {"words", 0}}, world.all());
     RANK_EXPECT_EQ(counts["tokens"].value(), int64_t{21});
     RANK_EXPECT_EQ(counts["images"].value(), int64_t{1});
     RANK_EXPECT(counts["images"].ranks() == world.all().ranks());
@@ -67,7 +69,8 @@ TEST(StepCounts, AllCountsOfAStepTravelInOneSum) {
       world.rank() == 0 ? StepCounts({{"tokens", 1}, {"images", 1}}, world.all())
                         : StepCounts({{"tokens", 1}}, world.all());
     });
-    RANK_EXPECT_TEXT(told, "rank 0 would sum \"count tokens, images\"", "rank 1 would sum \"count tokens\"");
+    RANK_EXPECT_TEXT(
+        told, "rank 0 would sum \"count tokens, images\"", "rank 1 would sum \"count tokens\"");
   });
 }
 
@@ -81,7 +84,9 @@ TEST(StepCounts, WhatIsNoCountIsAnErrorOnEveryRank) {
       }
       return std::string();
     };
-    RANK_EXPECT_TEXT(refused({{"tokens", 3}, {"images", world.rank() ? -1 : 1}}), "a rank counts less than none");
+    RANK_EXPECT_TEXT(
+        refused({{"tokens", 3}, {"images", world.rank() ? -1 : 1}}),
+        "a rank counts less than none");
     RANK_EXPECT_TEXT(refused({{"tokens", 3}, {"tokens", 1}}), "\"tokens\" is counted twice");
   });
 }
@@ -90,13 +95,18 @@ TEST(GlobalCount, OfOtherRanksIsNoDenominatorOfAGroup) {
   expect_ranks(3, [](World& world) {
     const auto pair = world.rank() < 2 ? world.group("pair", {1, 0}) : Group::alone("self", 2);
     const auto sum = torch::full({1}, 6.0);
-    RANK_EXPECT_EQ(normalize(sum, count_global("rows", 1, world.all()), world.all()).value().item<double>(), 2.0);
+    RANK_EXPECT_EQ(
+        normalize(sum, count_global("rows", 1, world.all()), world.all()).value().item<double>(),
+        2.0);
     const auto count = count_global("rows", 1, pair);
     RANK_EXPECT_EQ(normalize(sum, count).value().item<double>(), world.rank() < 2 ? 3.0 : 6.0);
     try {
       normalize(sum, count, world.all());
     } catch (const UsageError& error) {
-      RANK_EXPECT_TEXT(error.what(), world.rank() < 2 ? "that of ranks 1 and 0" : "that of rank 2", "ranks 0, 1 and 2");
+      RANK_EXPECT_TEXT(
+          error.what(),
+          world.rank() < 2 ? "that of ranks 1 and 0" : "that of rank 2",
+          "ranks 0, 1 and 2");
       return;
     }
     RANK_EXPECT(!"raised");
@@ -105,7 +115,8 @@ TEST(GlobalCount, OfOtherRanksIsNoDenominatorOfAGroup) {
 
 TEST(GlobalMean, IsTheSumOverAllByTheCountOverAll) {
   expect_ranks(3, [](World& world) {
-    // Rank r has r numbers, which are r: a mean of means would be (0 + 1 + 2) / 3, and rank 0 has none.
+    // Rank r has r numbers, which are r: a mean of means would be (0 + 1 + 2) / 3, and rank 0 has
+    // none.
     const double rank = world.rank();
     RANK_EXPECT_EQ(global_mean("loss", rank * rank, world.rank(), world.all()), 5.0 / 3);
   });
@@ -120,7 +131,8 @@ TEST(GlobalMean, OfNothingIsAnErrorOnEveryRank) {
       } catch (const UsageError& error) {
         text = error.what();
       }
-      RANK_EXPECT_TEXT(text, "[global_mean] \"loss\" counts", "expected at least 0 on each, and 1 in all");
+      RANK_EXPECT_TEXT(
+          text, "[global_mean] \"loss\" counts", "expected at least 0 on each, and 1 in all");
     }
   });
 }
@@ -138,7 +150,8 @@ TEST(GlobalResidual, ValueIsGlobalAndGradientIsLocal) {
 TEST(GlobalResidual, DoubleBackward) {
   const auto group = Group::alone("alone");
   const auto x = torch::full({2}, 3.0, torch::requires_grad());
-  const auto first = torch::autograd::grad({global_residual("x", x, group).pow(3).sum()}, {x}, {}, true, true)[0];
+  const auto first = torch::autograd::grad(
+      {global_residual("x", x, group).pow(3).sum()}, {x}, {}, true, true)[0];
   // The outer gradient reaches x through `first`'s incoming gradient only.
   EXPECT_TRUE(same_bits(first.detach(), torch::full({2}, 27.0)));
   EXPECT_TRUE(same_bits(torch::autograd::grad({first.sum()}, {x})[0], torch::full({2}, 18.0)));
@@ -176,11 +189,13 @@ TEST(ClipGradNorm, CountsEveryDistinctParameterOnce) {
     own.mutable_grad() = torch::full({3}, world.rank() + 1.0);
     const auto self = Group::alone("self", world.rank());
     // `shared` is given twice: tied weights.
-    const auto norm = clip_grad_norm({{{shared, shared}, world.all()}, {{own}, self}}, 1.0, world.all());
+    const auto norm = clip_grad_norm(
+        {{{shared, shared}, world.all()}, {{own}, self}}, 1.0, world.all());
     const double expected = std::sqrt(2 * 9.0 + 3 * (1 + 4 + 9));
     RANK_EXPECT(std::abs(norm - expected) < 1e-12);
     RANK_EXPECT(torch::allclose(shared.grad(), torch::full({2}, 3.0 / (expected + 1e-6))));
-    RANK_EXPECT(torch::allclose(own.grad(), torch::full({3}, (world.rank() + 1.0) / (expected + 1e-6))));
+    RANK_EXPECT(
+        torch::allclose(own.grad(), torch::full({3}, (world.rank() + 1.0) / (expected + 1e-6))));
   });
 }
 
@@ -202,14 +217,16 @@ TEST(ClipGradNorm, RefusesWhatIsNoNorm) {
 }
 
 TEST(ClipGradNorm, TheNormOfTorch) {
-  const auto a = torch::zeros({3, 2}, torch::requires_grad()), b = torch::zeros({5}, torch::requires_grad());
+  const auto a = torch::zeros({3, 2}, torch::requires_grad()),
+             b = torch::zeros({5}, torch::requires_grad());
   for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
     a.mutable_grad() = torch::randn({3, 2});
     b.mutable_grad() = torch::randn({5});
     const auto a_before = a.grad().clone();
     ClipOptions options;
     options.norm_type = type;
-    const auto ours = clip_grad_norm({{{a, b}, Group::alone("self")}}, 0.5, Group::alone("all"), options);
+    const auto ours = clip_grad_norm(
+        {{{a, b}, Group::alone("self")}}, 0.5, Group::alone("all"), options);
     const auto after = a.grad().clone();
     a.mutable_grad() = a_before;
     b.mutable_grad().div_(after.flatten()[0] / a_before.flatten()[0]);
@@ -221,7 +238,8 @@ TEST(ClipGradNorm, TheNormOfTorch) {
 
 TEST(ClipGradNorm, ANormThatIsNotANumberIsSeenInEveryGradient) {
   for (const double type : {2.0, std::numeric_limits<double>::infinity()}) {
-    const auto good = torch::zeros({2}, torch::requires_grad()), bad = torch::zeros({1}, torch::requires_grad());
+    const auto good = torch::zeros({2}, torch::requires_grad()),
+               bad = torch::zeros({1}, torch::requires_grad());
     good.mutable_grad() = torch::full({2}, 3.0);
     bad.mutable_grad() = torch::full({1}, std::numeric_limits<double>::quiet_NaN());
     ClipOptions options;

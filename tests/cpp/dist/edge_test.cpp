@@ -132,16 +132,19 @@ TEST(Edge, AnotherTopologyIsNoticedByBothSides) {
       const std::vector<int> others{world.rank() == 2 && back ? 4 : 3};
       const Topology topology(6 + more, {{"a", {0, 1}}, {"b", {2}}, {"others", others}});
       const Edge edge("e", topology, "a", "b", world.all());
-      const auto rows = torch::ones({topology.pool(world.rank() < 2 ? "a" : "b").shards.at(world.rank() % 2).size(), 3});
+      const auto rows = torch::ones(
+          {topology.pool(world.rank() < 2 ? "a" : "b").shards.at(world.rank() % 2).size(), 3});
       try {
         if (back) {
-          world.rank() < 2 ? static_cast<void>(edge.receive_gradient("x", rows)) : edge.send_gradient("x", rows, rows);
+          world.rank() < 2 ? static_cast<void>(edge.receive_gradient("x", rows))
+                           : edge.send_gradient("x", rows, rows);
         } else {
           world.rank() < 2 ? edge.send("x", rows) : static_cast<void>(edge.receive("x", rows));
         }
       } catch (const CollectiveError& error) {
         RANK_EXPECT(error.ranks() == std::vector<int>{2});
-        RANK_EXPECT_TEXT(error.what(), back ? "others: 4[0,6)" : "7 rows", back ? "others: 3[0,6)" : "6 rows");
+        RANK_EXPECT_TEXT(
+            error.what(), back ? "others: 4[0,6)" : "7 rows", back ? "others: 3[0,6)" : "6 rows");
         return;
       }
       RANK_EXPECT(!"raised");
@@ -151,13 +154,13 @@ TEST(Edge, AnotherTopologyIsNoticedByBothSides) {
 
 TEST(Edge, RefusesTheWrongSideAndTheWrongRows) {
   const Topology topology(4, {{"a", {0}}, {"b", {1}}});
-  const auto refused = [](const std::function<void()>& call) {
-    EXPECT_THROW(call(), UsageError);
-  };
+  const auto refused = [](const std::function<void()>& call) { EXPECT_THROW(call(), UsageError); };
   refused([&] { Edge("e", topology, "a", "b", Group::alone("alone")); });  // without rank 1
   const Topology common(4, {{"a", {0}}, {"b", {0}}});
   refused([&] { Edge("e", common, "a", "b", Group::alone("alone")); });
-  refused([&] { Edge("e", topology, "a", "b", Group::alone("alone"), {torch::kInt}); });  // would cut off what is behind the point
+  refused([&] {
+    Edge("e", topology, "a", "b", Group::alone("alone"), {torch::kInt});
+  });                                  // would cut off what is behind the point
   expect_ranks(3, [&](World& world) {  // rank 2 is in neither
     int refusals = 0;
     try {

@@ -1,5 +1,5 @@
-// Ranks that are killed, stopped or late at random points of a step. Every survivor ends with an error
-// that names them, by the timeout and two seconds; nobody hangs, and nobody is aborted.
+// Ranks that are killed, stopped or late at random points of a step. Every survivor ends with an
+// error that names them, by the timeout and two seconds; nobody hangs, and nobody is aborted.
 #include "ranks.h"
 
 #include <signal.h>
@@ -29,7 +29,10 @@ int64_t ms(Clock::time_point at) {
 using Clocked = std::function<void(const std::function<void()>&)>;
 
 // Makes a call that is given `tensors`. Where it raises they are as they were.
-void untouched(const std::vector<at::Tensor>& tensors, const Clocked& clocked, const std::function<void()>& call) {
+void untouched(
+    const std::vector<at::Tensor>& tensors,
+    const Clocked& clocked,
+    const std::function<void()>& call) {
   std::vector<at::Tensor> before;
   for (const auto& tensor : tensors) {
     before.push_back(tensor.clone());
@@ -75,7 +78,8 @@ void reductions(World& world, const Clocked& clocked) {
 void edges(World& world, const Clocked& clocked) {
   const Topology topology(7, {{"a", {0, 1}}, {"b", {2}}});
   const Edge edge("edge", topology, "a", "b", world.all());
-  const auto like = torch::ones({topology.pool(world.rank() < 2 ? "a" : "b").shards.at(world.rank() % 2).size(), 1 << 15});
+  const auto like = torch::ones(
+      {topology.pool(world.rank() < 2 ? "a" : "b").shards.at(world.rank() % 2).size(), 1 << 15});
   if (world.rank() < 2) {
     untouched({like}, clocked, [&] { edge.send("x", like); });
     untouched({like}, clocked, [&] { edge.receive_gradient("x", like); });
@@ -93,7 +97,8 @@ void numbers(World& world, const Clocked& clocked) {
   clocked([&] { count_global("rows", world.rank() + 1, world.all()); });
   const auto parameter = torch::ones({2}, torch::requires_grad());
   const auto gradient = parameter.mutable_grad() = torch::ones({2});
-  untouched({gradient}, clocked, [&] { clip_grad_norm({{{parameter}, world.all()}}, 0.5, world.all()); });
+  untouched(
+      {gradient}, clocked, [&] { clip_grad_norm({{{parameter}, world.all()}}, 0.5, world.all()); });
 }
 
 void groups(World& world, const Clocked& clocked) {
@@ -110,7 +115,8 @@ void work(World& world, size_t first, const Clocked& clocked) {
   }
 }
 
-// A fault in the rank itself, at an instant within its work: by a timer, so that it can be anywhere.
+// A fault in the rank itself, at an instant within its work: by a timer, so that it can be
+// anywhere.
 void arrange(Fault fault, milliseconds when) {
   ::signal(SIGALRM, SIG_DFL);
   if (fault == Fault::Stop) {
@@ -142,7 +148,8 @@ std::vector<RankEnd> run(Fault fault, int who, milliseconds when, size_t first) 
             last = Clock::now();
             if (world.rank() == who && fault == Fault::Delay && !late && last - begin >= when) {
               late = true;
-              std::this_thread::sleep_for(kTimeout * 3 / 2);  // the fault itself: longer than others wait
+              std::this_thread::sleep_for(
+                  kTimeout * 3 / 2);  // the fault itself: longer than others wait
             }
             call();
           });
@@ -151,7 +158,8 @@ std::vector<RankEnd> run(Fault fault, int who, milliseconds when, size_t first) 
           for (const int rank : error.ranks()) {
             named += std::to_string(rank) + " ";
           }
-          throw std::runtime_error("named " + named + "since " + std::to_string(ms(last)) + ": " + error.what());
+          throw std::runtime_error(
+              "named " + named + "since " + std::to_string(ms(last)) + ": " + error.what());
         }
       },
       options);
@@ -167,8 +175,9 @@ TEST_P(Faults, EverySurvivorNamesTheRankInTime) {
   const auto ends = run(fault, who, when, GetParam() / 3 % kWork.size());
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto& end = ends[rank];
-    SCOPED_TRACE("fault " + std::to_string(GetParam() % 3) + " on rank " + std::to_string(who) + " after " +
-                 std::to_string(when.count()) + " ms; rank " + std::to_string(rank) + ": " + end.error);
+    SCOPED_TRACE(
+        "fault " + std::to_string(GetParam() % 3) + " on rank " + std::to_string(who) + " after " +
+        std::to_string(when.count()) + " ms; rank " + std::to_string(rank) + ": " + end.error);
     if (rank == who && fault == Fault::Kill) {
       EXPECT_EQ(end.signal, SIGALRM);
     } else if (rank == who && fault == Fault::Stop) {
@@ -181,7 +190,9 @@ TEST_P(Faults, EverySurvivorNamesTheRankInTime) {
       EXPECT_EQ(end.error.rfind("named " + std::to_string(who) + " since ", 0), 0u);
       const auto at = end.error.find("since ");
       ASSERT_NE(at, std::string::npos);
-      EXPECT_LE(ms(end.at) - std::stoll(end.error.substr(at + 6)), kTimeout.count() + 2000);  // its process has ended
+      EXPECT_LE(
+          ms(end.at) - std::stoll(end.error.substr(at + 6)),
+          kTimeout.count() + 2000);  // its process has ended
     }
   }
 }

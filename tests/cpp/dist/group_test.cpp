@@ -67,7 +67,8 @@ TEST(Group, ComplexTensors) {
 TEST(Group, SubgroupsHaveTheirOwnIndexAndSum) {
   expect_ranks(4, [](World& world) {
     const bool even = world.rank() % 2 == 0;
-    const auto group = world.group(even ? "even" : "odd", even ? std::vector<int>{2, 0} : std::vector<int>{1, 3});
+    const auto group = world.group(
+        even ? "even" : "odd", even ? std::vector<int>{2, 0} : std::vector<int>{1, 3});
     RANK_EXPECT_EQ(group.index(), even ? (world.rank() == 2 ? 0 : 1) : world.rank() / 2);
     RANK_EXPECT_EQ(group.rank(), world.rank());
     const auto tensor = torch::full({1}, world.rank() * 1.0);
@@ -142,7 +143,9 @@ TEST(Group, AloneEveryCallIsDoneAtOnce) {
 // Gloo's ring begins with another rank in each part of a tensor: most numbers round otherwise.
 TEST(Group, RanksAreAddedInTheirOrderOnRequest) {
   expect_ranks(3, [](World& world) {
-    const auto of = [](int rank) { return torch::randn({1000}, at::make_generator<at::CPUGeneratorImpl>(rank + 7)); };
+    const auto of = [](int rank) {
+      return torch::randn({1000}, at::make_generator<at::CPUGeneratorImpl>(rank + 7));
+    };
     const auto one_by_one = (of(0) + of(1)) + of(2);
     const auto alone = of(world.rank()), any = of(world.rank());
     world.all().sum("alone", alone, Order::ByRank);
@@ -159,8 +162,10 @@ TEST(Group, RanksAreAddedInTheirOrderOnRequest) {
     RANK_EXPECT(same_bits(first, one_by_one));
     RANK_EXPECT(same_bits(whole, torch::full({2}, 3, torch::kLong)));
     RANK_EXPECT_TEXT(
-        error_of([&] { world.all().sum("a", any, world.rank() == 0 ? Order::ByRank : Order::Any); }),
-        "rank 0 would sum by rank \"a\"", "ranks 1 and 2 would sum \"a\"");
+        error_of(
+            [&] { world.all().sum("a", any, world.rank() == 0 ? Order::ByRank : Order::Any); }),
+        "rank 0 would sum by rank \"a\"",
+        "ranks 1 and 2 would sum \"a\"");
   });
 }
 
@@ -205,7 +210,8 @@ TEST(Group, ACallFromWhichARankWithdrawsFailsOnAll) {
     all.barrier("as before");
     const auto tensor = torch::ones({2});
     const auto fails = [&](const std::function<void()>& call) {
-      RANK_EXPECT_TEXT(error_of(call), "[world] call 4, sum \"a\"", "rank 1 was interrupted, and left the call");
+      RANK_EXPECT_TEXT(
+          error_of(call), "[world] call 4, sum \"a\"", "rank 1 was interrupted, and left the call");
       RANK_EXPECT(same_bits(tensor, torch::ones({2})));
     };
     if (world.rank() == 1) {
@@ -224,7 +230,8 @@ TEST(Group, WhoWaitsForARankThatAbandonsTheGroupStopsWaiting) {
   expect_ranks(3, [](World& world) {
     const auto all = world.all(), others = world.group("others", {0, 1, 2});
     const auto fails = [&] {
-      RANK_EXPECT_TEXT(error_of([&] { all.barrier("a"); }), "rank 1 was interrupted, and left the call");
+      RANK_EXPECT_TEXT(
+          error_of([&] { all.barrier("a"); }), "rank 1 was interrupted, and left the call");
     };
     if (world.rank() == 1) {
       all.abandon();
@@ -238,12 +245,13 @@ TEST(Group, WhoWaitsForARankThatAbandonsTheGroupStopsWaiting) {
   });
 }
 
-// ---- what Gloo would add up without a word -----------------------------------------------------------
+// ---- what Gloo would add up without a word
 
-// Runs `call` on three ranks, where rank 1 is the odd one. On every rank: an error that names rank 1
-// and has `parts`; the tensor is as it was.
-void expect_odd(const std::function<void(const Group&, bool odd, const at::Tensor&)>& call,
-                const std::vector<std::string>& parts) {
+// Runs `call` on three ranks, where rank 1 is the odd one. On every rank: an error that names rank
+// 1 and has `parts`; the tensor is as it was.
+void expect_odd(
+    const std::function<void(const Group&, bool odd, const at::Tensor&)>& call,
+    const std::vector<std::string>& parts) {
   expect_ranks(
       3,
       [&](World& world) {
@@ -270,13 +278,17 @@ TEST(Disagreement, AnotherOrderOfTensorsOfOneShape) {
 
 TEST(Disagreement, AnotherShape) {
   expect_odd(
-      [](const Group& group, bool odd, const at::Tensor& tensor) { group.sum("a", odd ? tensor.view({2, 2}) : tensor); },
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        group.sum("a", odd ? tensor.view({2, 2}) : tensor);
+      },
       {"Float[2,2]", "Float[4]"});
 }
 
 TEST(Disagreement, AnotherDtypeOfTheSameWidth) {
   expect_odd(
-      [](const Group& group, bool odd, const at::Tensor& tensor) { group.sum("a", odd ? tensor.to(torch::kInt) : tensor); },
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        group.sum("a", odd ? tensor.to(torch::kInt) : tensor);
+      },
       {"Int[4]", "Float[4]"});
 }
 
@@ -298,7 +310,9 @@ TEST(Disagreement, AnotherOperation) {
 
 TEST(Disagreement, AnotherSourceOfABroadcast) {
   expect_odd(
-      [](const Group& group, bool odd, const at::Tensor& tensor) { group.broadcast("a", tensor, odd ? 1 : 0); },
+      [](const Group& group, bool odd, const at::Tensor& tensor) {
+        group.broadcast("a", tensor, odd ? 1 : 0);
+      },
       {"from 1", "from 0"});
 }
 
@@ -345,7 +359,8 @@ TEST(Disagreement, ClippingByAnotherNorm) {
 TEST(Disagreement, AParameterThatOneRankDoesNotHaveIsNamed) {
   expect_odd(
       [](const Group& group, bool odd, const at::Tensor&) {
-        const auto own = torch::ones({2}, torch::requires_grad()), extra = torch::ones({3}, torch::requires_grad());
+        const auto own = torch::ones({2}, torch::requires_grad()),
+                   extra = torch::ones({3}, torch::requires_grad());
         SumReducer reducer(group);
         reducer.add_gradients({{"own", own}});
         if (!odd) {
@@ -365,14 +380,17 @@ TEST(Disagreement, OfManyTensorsTheOneThatDiffersIsShown) {
     }
     const auto text = error_of([&] { reducer.reduce(); });
     RANK_EXPECT_TEXT(
-        text, "rank 1 would sum ..., \"weight 77\" Float[3] ...", "ranks 0 and 2 would sum ..., \"weight 77\" Float[2] ...");
+        text,
+        "rank 1 would sum ..., \"weight 77\" Float[3] ...",
+        "ranks 0 and 2 would sum ..., \"weight 77\" Float[2] ...");
     RANK_EXPECT(text.size() < 400);
   });
 }
 
 TEST(Disagreement, AComplaintOfOneRankIsRaisedByAll) {
   expect_ranks(3, [](World& world) {
-    const auto text = error_of([&] { world.all().agree("go", "on", world.rank() == 2 ? "out of data" : ""); });
+    const auto text = error_of(
+        [&] { world.all().agree("go", "on", world.rank() == 2 ? "out of data" : ""); });
     RANK_EXPECT_TEXT(text, "rank 2: out of data");
     RANK_EXPECT(!testing::contains(text, "rank 1:"));
   });
@@ -383,7 +401,8 @@ TEST(Disagreement, OfTwoThatDifferBothMayBeWrong) {
     try {
       world.all().barrier(world.rank() == 0 ? "odd" : "even");
     } catch (const CollectiveError& error) {
-      RANK_EXPECT_TEXT(error.what(), "rank 0 would agree on \"odd\"", "rank 1 would agree on \"even\"");
+      RANK_EXPECT_TEXT(
+          error.what(), "rank 0 would agree on \"odd\"", "rank 1 would agree on \"even\"");
       RANK_EXPECT((error.ranks() == std::vector<int>{0, 1}));
       return;
     }
@@ -391,7 +410,7 @@ TEST(Disagreement, OfTwoThatDifferBothMayBeWrong) {
   });
 }
 
-// ---- a rank that is gone -----------------------------------------------------------------------------
+// ---- a rank that is gone
 
 TEST(Absence, ARankThatEndsIsNamed) {
   const auto ends = run_ranks(
@@ -429,7 +448,8 @@ TEST(Absence, ACallThatOneRankSkipsAtTheEnd) {
   }
 }
 
-// Whether it returns or raises: nobody waits until the timeout, which is longer than a test may take.
+// Whether it returns or raises: nobody waits until the timeout, which is longer than a test may
+// take.
 TEST(Ended, ARankWhoseProcessEndsIsNamedAtOnce) {
   for (const bool raises : {false, true}) {
     const auto ends = run_ranks(
@@ -443,7 +463,11 @@ TEST(Ended, ARankWhoseProcessEndsIsNamedAtOnce) {
           }
           const auto tensor = torch::ones({2});
           const auto text = error_of([&] { all.sum("a", tensor); });
-          RANK_EXPECT_TEXT(text, "rank 2 did not come within", "rank 2 has ended", "look at the output of rank 2");
+          RANK_EXPECT_TEXT(
+              text,
+              "rank 2 did not come within",
+              "rank 2 has ended",
+              "look at the output of rank 2");
           RANK_EXPECT(same_bits(tensor, torch::ones({2})));
         },
         with_timeout(1000 * 3600));
@@ -484,7 +508,8 @@ Ended end_of(const std::function<void()>& call) {
     end.text = error.what();
     end.ranks = error.ranks();
   }
-  end.took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+  end.took = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - begin);
   return end;
 }
 
@@ -502,8 +527,10 @@ TEST_P(Lateness, ByTheTimeoutIsNamedByAll) {
         const auto all = world.all();
         const auto tensor = torch::ones({2});
         all.barrier("start");
-        if (world.rank() > 0) {  // the fault itself: rank 1 comes a little later than rank 0, and rank 2 too late
-          std::this_thread::sleep_for(world.rank() == 1 ? std::chrono::milliseconds(300) : timeout + after);
+        if (world.rank() >
+            0) {  // the fault itself: rank 1 comes a little later than rank 0, and rank 2 too late
+          std::this_thread::sleep_for(
+              world.rank() == 1 ? std::chrono::milliseconds(300) : timeout + after);
         }
         const auto end = end_of([&] { all.sum("a", tensor); });
         if (end.text.empty()) {  // it was in time after all: then for everybody
@@ -563,7 +590,8 @@ TEST(Absence, WhoHasEndedForAnErrorElsewhereIsNotToBlame) {
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // its own work
         const auto end = end_of([&] { all.barrier("end"); });
-        RANK_EXPECT_TEXT(end.text, "ranks 1 and 2 did not come", "rank 1 has failed elsewhere: [pair]");
+        RANK_EXPECT_TEXT(
+            end.text, "ranks 1 and 2 did not come", "rank 1 has failed elsewhere: [pair]");
         RANK_EXPECT(end.ranks == std::vector<int>{2});
       },
       with_timeout(1500));
@@ -617,7 +645,8 @@ TEST(Absence, WhoWasStoppedItselfBlamesTheOneThatDidNotCome) {
   EXPECT_EQ(ends[0].error, "");
 }
 
-// The store's own warnings ask a name server who it is, which takes as long as that takes to answer.
+// The store's own warnings ask a name server who it is, which takes as long as that takes to
+// answer.
 TEST(Absence, IsToldInTheErrorAlone) {
   const auto ends = run_ranks(
       2,
@@ -628,7 +657,8 @@ TEST(Absence, IsToldInTheErrorAlone) {
         }
         std::FILE* const written = std::tmpfile();
         ::dup2(::fileno(written), STDERR_FILENO);
-        RANK_EXPECT_TEXT(error_of([&] { world.all().barrier("end"); }), "rank 1 did not come within 1000 ms");
+        RANK_EXPECT_TEXT(
+            error_of([&] { world.all().barrier("end"); }), "rank 1 did not come within 1000 ms");
         RANK_EXPECT_EQ(::lseek(STDERR_FILENO, 0, SEEK_END), 0);
       },
       with_timeout(1000));
@@ -677,7 +707,9 @@ TEST(Group, ATimeoutOfNothingIsRefused) {
 TEST(World, GroupsAreMadeSideBySide) {
   expect_ranks(3, [](World& world) {
     // Rank 0 begins with the pair that is last to come: 1 makes the other pair with 2 first.
-    const auto with = [&](int other) { world.group("with " + std::to_string(other), {0, other}).barrier("made"); };
+    const auto with = [&](int other) {
+      world.group("with " + std::to_string(other), {0, other}).barrier("made");
+    };
     if (world.rank() == 0) {
       std::thread waits([&] { with(1); });
       with(2);
@@ -782,7 +814,9 @@ TEST(World, AVariableThatIsMissingOrWrongIsNamed) {
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
     ::setenv("MASTER_PORT", "1", 1);
     value ? ::setenv(name, value, 1) : ::unsetenv(name);
-    EXPECT_THAT([] { World::from_environment(); }, ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr(why)));
+    EXPECT_THAT(
+        [] { World::from_environment(); },
+        ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr(why)));
   };
   refuses("RANK", nullptr, "RANK is not set");
   refuses("RANK", "2", "RANK is \"2\", not a number from 0 to 1");

@@ -1,4 +1,5 @@
-// Tests with ranks: processes that are forked from the test, which then looks at how each has ended.
+// Tests with ranks: processes that are forked from the test, which then looks at how each has
+// ended.
 #pragma once
 
 #include <retape/dist/dist.h>
@@ -15,38 +16,42 @@
 namespace retape::dist::testing {
 
 // In a rank: its error becomes the test's failure.
-#define RANK_EXPECT(condition)                                                                       \
-  do {                                                                                               \
-    if (!(condition)) {                                                                              \
-      throw std::runtime_error(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
-    }                                                                                                \
+#define RANK_EXPECT(condition)                                                       \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      throw std::runtime_error(                                                      \
+          std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
+    }                                                                                \
   } while (false)
 
-#define RANK_EXPECT_EQ(a, b)                                                                            \
-  do {                                                                                                  \
-    const auto left = (a);                                                                              \
-    const auto right = (b);                                                                             \
-    if (!(left == right)) {                                                                             \
-      std::ostringstream text;                                                                          \
-      text << __FILE__ << ":" << __LINE__ << ": " #a " == " #b ": " << left << " against " << right;   \
-      throw std::runtime_error(text.str());                                                             \
-    }                                                                                                   \
+#define RANK_EXPECT_EQ(a, b)                                                               \
+  do {                                                                                     \
+    const auto left = (a);                                                                 \
+    const auto right = (b);                                                                \
+    if (!(left == right)) {                                                                \
+      std::ostringstream text;                                                             \
+      text << __FILE__ << ":" << __LINE__ << ": " #a " == " #b ": " << left << " against " \
+           << right;                                                                       \
+      throw std::runtime_error(text.str());                                                \
+    }                                                                                      \
   } while (false)
 
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const auto x = a.contiguous(), y = b.contiguous();
   return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-      (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);  // -0 is not 0
+      (x.nbytes() == 0 ||
+       std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);  // -0 is not 0
 }
 
-inline void expect_ranks(int ranks, const std::function<void(World&)>& body, RunOptions options = {}) {
+inline void expect_ranks(
+    int ranks, const std::function<void(World&)>& body, RunOptions options = {}) {
   if (options.timeout > std::chrono::minutes(3)) {
     options.timeout = std::chrono::minutes(3);
   }
   const auto ends = run_ranks(ranks, body, options);
   for (size_t rank = 0; rank < ends.size(); ++rank) {
-    EXPECT_EQ(ends[rank].exit_code, 0) << "rank " << rank << ", signal " << ends[rank].signal << ": "
-                                       << ends[rank].error;
+    EXPECT_EQ(ends[rank].exit_code, 0)
+        << "rank " << rank << ", signal " << ends[rank].signal << ": " << ends[rank].error;
   }
 }
 
@@ -67,11 +72,13 @@ inline bool contains(const std::string& text, const std::string& part) {
 inline void expect_text(const std::string& text, const std::vector<std::string>& parts, int line) {
   for (const auto& part : parts) {
     if (!contains(text, part)) {
-      throw std::runtime_error("line " + std::to_string(line) + ": \"" + part + "\" is not in: " + text);
+      throw std::runtime_error(
+          "line " + std::to_string(line) + ": \"" + part + "\" is not in: " + text);
     }
   }
 }
-#define RANK_EXPECT_TEXT(text, ...) retape::dist::testing::expect_text(text, {__VA_ARGS__}, __LINE__)
+#define RANK_EXPECT_TEXT(text, ...) \
+  retape::dist::testing::expect_text(text, {__VA_ARGS__}, __LINE__)
 
 inline RunOptions with_timeout(int milliseconds) {
   RunOptions options;

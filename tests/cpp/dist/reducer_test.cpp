@@ -96,7 +96,8 @@ TEST(SumReducer, WhatAWireCannotHoldTravelsAsItIs) {
 // A later bucket differs: the first one has arrived, and is not written.
 TEST(SumReducer, AfterAnErrorInOneBucketNothingHasChanged) {
   expect_ranks(2, [](World& world) {
-    const auto with = torch::ones({3}, torch::requires_grad()), without = torch::ones({3}, torch::requires_grad());
+    const auto with = torch::ones({3}, torch::requires_grad()),
+               without = torch::ones({3}, torch::requires_grad());
     with.mutable_grad() = torch::ones({3});
     if (world.rank() == 0) {
       without.mutable_grad() = torch::ones({3});
@@ -153,7 +154,10 @@ TEST(SumReducer, WhatIsNotFiniteIsNamedOnEveryRank) {
     reducer.add("good", Partial(good));
     reducer.add("layer.weight", Partial(bad));
     const auto text = error_of([&] { reducer.reduce(); });
-    RANK_EXPECT_TEXT(text, "rank 1:", "\"layer.weight\" has 1 values that are not finite, the first at [1,2]: nan");
+    RANK_EXPECT_TEXT(
+        text,
+        "rank 1:",
+        "\"layer.weight\" has 1 values that are not finite, the first at [1,2]: nan");
     RANK_EXPECT(same_bits(good, torch::ones({2})));
   });
 }
@@ -167,7 +171,8 @@ TEST(SumReducer, WhatIsNotFiniteOnTheWireIsNamedToo) {
     SumReducer reducer(world.all(), options);
     reducer.add("weight", Partial(large));
     RANK_EXPECT_TEXT(
-        error_of([&] { reducer.reduce(); }), "rank 1:",
+        error_of([&] { reducer.reduce(); }),
+        "rank 1:",
         "\"weight\" has 3 values that are not finite, the first at [0]: 1e+06 as Half");
   });
 }
@@ -179,8 +184,10 @@ TEST(SumReducer, RefusesWhatCannotBeSummed) {
   EXPECT_THROW(reducer.add("expanded", Partial(torch::ones({1}).expand({3}))), UsageError);
   EXPECT_THROW(Group::alone("alone").sum("expanded", torch::ones({1}).expand({3})), UsageError);
   const auto parameter = torch::ones({3}, torch::requires_grad());
-  parameter.mutable_grad() = torch::ones({1}).expand({3});  // as torch::autograd::grad gives that of a sum
-  EXPECT_THROW(SumReducer(Group::alone("alone")).add_gradients({{"gradient", parameter}}), UsageError);
+  parameter.mutable_grad() = torch::ones({1}).expand(
+      {3});  // as torch::autograd::grad gives that of a sum
+  EXPECT_THROW(
+      SumReducer(Group::alone("alone")).add_gradients({{"gradient", parameter}}), UsageError);
   const auto in_inference = [] {
     const c10::InferenceMode mode;
     return torch::ones({3});
@@ -203,7 +210,13 @@ TEST(SumReducer, RefusesTheSameMemoryUnderTwoNames) {
     reducer = SumReducer(Group::alone("alone"));
   };
   const auto tensor = torch::ones({4, 3});
-  for (const auto& same : {tensor, tensor.detach(), tensor.t(), tensor.view({12}), tensor[2], tensor.narrow(0, 1, 3)}) {
+  for (const auto& same :
+       {tensor,
+        tensor.detach(),
+        tensor.t(),
+        tensor.view({12}),
+        tensor[2],
+        tensor.narrow(0, 1, 3)}) {
     reducer.add("embed", Partial(tensor));
     refuses(same);
   }
@@ -231,7 +244,8 @@ TEST(SumReducer, RefusesAParameterUnderTwoNamesBeforeItHasAGradient) {
   reducer.add_gradients({{"embed", tied}});
   EXPECT_THAT(
       [&] { reducer.add_gradients({{"head", tied}}); },
-      ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("\"head\" is the parameter \"embed\"")));
+      ::testing::ThrowsMessage<UsageError>(
+          ::testing::HasSubstr("\"head\" is the parameter \"embed\"")));
 }
 
 TEST(Summand, LikeIsAddedToLike) {
@@ -245,7 +259,8 @@ TEST(Summand, LikeIsAddedToLike) {
 TEST(ContributeOnce, CountsOnceWhoeverOwnsIt) {
   expect_ranks(3, [](World& world) {
     for (int owner = 0; owner < 3; ++owner) {
-      const auto part = contribute_once("penalty", Replicated(torch::full({2}, 5.0)), world.all(), owner);
+      const auto part = contribute_once(
+          "penalty", Replicated(torch::full({2}, 5.0)), world.all(), owner);
       RANK_EXPECT_EQ(part.value()[0].item<double>(), world.rank() == owner ? 5.0 : 0.0);
       SumReducer reducer(world.all());
       reducer.add("penalty", part);
@@ -262,7 +277,8 @@ TEST(ContributeOnce, BackwardIsTheSameCallOnAllRanks) {
     RANK_EXPECT(same_bits(w.grad(), torch::full({2}, world.rank() == 1 ? 6.0 : 0.0)));
     const auto bad = torch::full({2}, std::numeric_limits<double>::infinity());
     RANK_EXPECT_EQ(
-        contribute_once("bad", Replicated(bad), world.all(), 1).value()[0].item<double>() == 0, world.rank() == 0);
+        contribute_once("bad", Replicated(bad), world.all(), 1).value()[0].item<double>() == 0,
+        world.rank() == 0);
   });
 }
 

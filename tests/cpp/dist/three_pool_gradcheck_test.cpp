@@ -1,5 +1,5 @@
-// The three-pool trainer through GradCheck itself: every term alone and all together, ragged too, steps of
-// the optimizer, a narrower wire, and every contribution broken in every way.
+// The three-pool trainer through GradCheck itself: every term alone and all together, ragged too,
+// steps of the optimizer, a narrower wire, and every contribution broken in every way.
 #include "ranks.h"
 
 #include <retape/dist/gradcheck.h>
@@ -45,9 +45,10 @@ TEST(ThreePoolGradCheck, IsEqualAndEveryMutantIsKilledWithItsPredictedRatio) {
       return;
     }
     for (const auto& [term, weight] : three_pool::all_terms()) {
-      RANK_EXPECT(std::any_of(report.rows.begin(), report.rows.end(), [&, name = term](const GradRow& row) {
-        return row.what == "loss" && row.tensor == name;
-      }));
+      RANK_EXPECT(
+          std::any_of(report.rows.begin(), report.rows.end(), [&, name = term](const GradRow& row) {
+            return row.what == "loss" && row.tensor == name;
+          }));
     }
     RANK_EXPECT_EQ(report.mutated, "6,3x1,2");
     RANK_EXPECT(report.mutants.size() >= 100);
@@ -58,8 +59,8 @@ TEST(ThreePoolGradCheck, IsEqualAndEveryMutantIsKilledWithItsPredictedRatio) {
   });
 }
 
-// A check that was shipped with such a trainer compared all four terms together, of which two were about a
-// hundred-millionth of the gradients: they could be wrong by any factor.
+// A check that was shipped with such a trainer compared all four terms together, of which two were
+// about a hundred-millionth of the gradients: they could be wrong by any factor.
 TEST(ThreePoolGradCheck, TermsTooSmallToBeSeenAreVacuousAndNotPassed) {
   testing::expect_ranks(6, [](World& world) {
     auto options = three_pool_options();
@@ -81,7 +82,9 @@ TEST(ThreePoolGradCheck, TermsTooSmallToBeSeenAreVacuousAndNotPassed) {
         return three_pool::distributed(what, world);
       };
       return GradCheck(
-                 world.all(), [](const Case& what) { return three_pool::reference(what); }, distributed,
+                 world.all(),
+                 [](const Case& what) { return three_pool::reference(what); },
+                 distributed,
                  options)
           .run();
     };
@@ -95,7 +98,8 @@ TEST(ThreePoolGradCheck, TermsTooSmallToBeSeenAreVacuousAndNotPassed) {
       const bool small = row.terms == "stoch" || row.terms == "ppgd";
       const auto expected = small && row.dtype == "float32" ? Kind::Vacuous : Kind::Equal;
       RANK_EXPECT_EQ(row.tensor + " " + name_of(row.kind), row.tensor + " " + name_of(expected));
-      RANK_EXPECT(row.kind == Kind::Equal || testing::contains(row.reason, "it cannot be seen there"));
+      RANK_EXPECT(
+          row.kind == Kind::Equal || testing::contains(row.reason, "it cannot be seen there"));
     }
     // All terms together show nothing of a factor in one of them; alone it is plain.
     const auto wrong = check(16);

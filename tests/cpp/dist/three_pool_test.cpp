@@ -1,5 +1,5 @@
-// The three-pool trainer: ten ranks compute what one process computes, and what is broken shows, by the
-// factor that was predicted.
+// The three-pool trainer: ten ranks compute what one process computes, and what is broken shows, by
+// the factor that was predicted.
 #include "dist/gradcheck/fit.h"
 
 #include <retape/dist/contribution.h>
@@ -32,7 +32,8 @@ constexpr PoolSizes kTen{4, 2, 2, 2};     // 10 ranks
 constexpr PoolSizes kFanOut{2, 4, 1, 8};  // CI is the coarsest, all sizes different
 constexpr PoolSizes kFanIn{6, 3, 1, 2};   // CI is the finest, all sizes different
 
-// run_ranks forks, which a process with threads cannot do. Without this, the first large op starts some.
+// run_ranks forks, which a process with threads cannot do. Without this, the first large op starts
+// some.
 class ThreePool : public ::testing::Test {
  protected:
   ThreePool() { at::set_num_threads(1); }
@@ -47,12 +48,20 @@ void on_ranks(PoolSizes sizes, const std::function<void(World&)>& body) {
     }
   });
   for (size_t rank = 0; rank < ends.size(); ++rank) {
-    EXPECT_EQ(ends[rank].exit_code, 0) << "rank " << rank << " of " << sizes.text() << ": " << ends[rank].error;
+    EXPECT_EQ(ends[rank].exit_code, 0)
+        << "rank " << rank << " of " << sizes.text() << ": " << ends[rank].error;
   }
 }
 
-Case make_case(PoolSizes sizes, std::map<std::string, double> terms = all_terms(), int64_t rows = 24) {
-  return {make_topology(sizes, rows), std::move(terms), at::kDouble, std::nullopt, /*steps=*/0, /*seed=*/7};
+Case make_case(
+    PoolSizes sizes, std::map<std::string, double> terms = all_terms(), int64_t rows = 24) {
+  return {
+      make_topology(sizes, rows),
+      std::move(terms),
+      at::kDouble,
+      std::nullopt,
+      /*steps=*/0,
+      /*seed=*/7};
 }
 
 std::map<std::string, double> only(const std::string& term) {
@@ -111,7 +120,8 @@ Fit fit(const Tensor& found, const Tensor& expected) {
   return retape::dist::detail::fit(expected, found);
 }
 
-double largest_error(const std::map<std::string, Tensor>& found, const std::map<std::string, Tensor>& expected) {
+double largest_error(
+    const std::map<std::string, Tensor>& found, const std::map<std::string, Tensor>& expected) {
   double worst = 0;
   for (const auto& [name, tensor] : found) {
     worst = std::max(worst, fit(tensor, expected.at(name)).error);
@@ -122,7 +132,9 @@ double largest_error(const std::map<std::string, Tensor>& found, const std::map<
 // What a rank does not have is not compared: all that one process has, some rank must have.
 template <typename Value>
 void expect_held(
-    const World& world, const std::map<std::string, Value>& found, const std::map<std::string, Value>& expected) {
+    const World& world,
+    const std::map<std::string, Value>& found,
+    const std::map<std::string, Value>& expected) {
   std::vector<int64_t> here;
   for (const auto& [name, value] : expected) {
     here.push_back(static_cast<int64_t>(found.count(name)));
@@ -138,7 +150,9 @@ void expect_held(
 }
 
 double largest_error(
-    const World& world, const std::map<std::string, Tensor>& found, const std::map<std::string, Tensor>& expected) {
+    const World& world,
+    const std::map<std::string, Tensor>& found,
+    const std::map<std::string, Tensor>& expected) {
   expect_held(world, found, expected);
   return largest_error(found, expected);
 }
@@ -158,7 +172,8 @@ void show(const World& world, PoolSizes sizes, const std::string& what, double v
   }
 }
 
-void expect_at_most(const World& world, PoolSizes sizes, const std::string& what, double here, double bound) {
+void expect_at_most(
+    const World& world, PoolSizes sizes, const std::string& what, double here, double bound) {
   const double worst = over_ranks(world, what, here);
   show(world, sizes, what, worst);
   EXPECT_LE(worst, bound) << what;
@@ -169,14 +184,17 @@ bool same_bits(const std::map<std::string, Tensor>& a, const std::map<std::strin
   for (const auto& [name, tensor] : a) {
     const auto other = b.find(name);
     same = same && other != b.end() && tensor.nbytes() == other->second.nbytes() &&
-        std::memcmp(tensor.contiguous().const_data_ptr(), other->second.contiguous().const_data_ptr(),
-                    tensor.nbytes()) == 0;
+        std::memcmp(
+            tensor.contiguous().const_data_ptr(),
+            other->second.contiguous().const_data_ptr(),
+            tensor.nbytes()) == 0;
   }
   return same;
 }
 
 // Every rank of a pool has the same bits as its leader.
-void expect_equal_replicas(const World& world, const Case& run, const std::map<std::string, Tensor>& tensors) {
+void expect_equal_replicas(
+    const World& world, const Case& run, const std::map<std::string, Tensor>& tensors) {
   for (const auto& pool : run.topology.pools()) {
     if (pool.index_of(world.rank()) < 0 || pool.name == "ppgd") {
       continue;
@@ -184,7 +202,8 @@ void expect_equal_replicas(const World& world, const Case& run, const std::map<s
     const auto group = world.group(group_name(pool.name, pool.ranks), pool.ranks);
     for (const auto& [name, tensor] : tensors) {
       const auto all = group.gather("replica of " + name, tensor.contiguous());
-      EXPECT_TRUE(same_bits({{name, all.front()}}, {{name, tensor}})) << name << " on rank " << world.rank();
+      EXPECT_TRUE(same_bits({{name, all.front()}}, {{name, tensor}}))
+          << name << " on rank " << world.rank();
     }
   }
 }
@@ -198,7 +217,12 @@ void expect_norms(const World& world, const Outcome& found, const Outcome& expec
 }
 
 // The terms as they are logged, by the pools that compute them.
-void expect_losses(const World& world, const Case& run, const Outcome& found, const Outcome& expected, double bound) {
+void expect_losses(
+    const World& world,
+    const Case& run,
+    const Outcome& found,
+    const Outcome& expected,
+    double bound) {
   expect_held(world, found.losses, expected.losses);
   EXPECT_EQ(expected.losses.size(), run.terms.size());
   for (const auto& [name, loss] : found.losses) {
@@ -212,9 +236,14 @@ void expect_gradients(const World& world, PoolSizes sizes, int64_t rows = 24) {
     const auto run = make_case(sizes, term.empty() ? all_terms() : only(term), rows);
     const auto found = distributed(run, world);
     const auto& expected = one_process(run);
-    const auto what = (term.empty() ? "all terms" : term + " alone") + ", " + std::to_string(rows) + " rows";
+    const auto what = (term.empty() ? "all terms" : term + " alone") + ", " + std::to_string(rows) +
+        " rows";
     expect_at_most(
-        world, sizes, "float64, " + what, largest_error(world, found.gradients, expected.gradients), 1e-14);
+        world,
+        sizes,
+        "float64, " + what,
+        largest_error(world, found.gradients, expected.gradients),
+        1e-14);
     expect_equal_replicas(world, run, found.gradients);
     expect_losses(world, run, found, expected, 1e-14);
     if (term.empty()) {
@@ -261,21 +290,26 @@ void know_divergences(PoolSizes sizes) {
   }
 }
 
-// Of a divergence there is one for each position, not one for each element: other counts, the same sums.
+// Of a divergence there is one for each position, not one for each element: other counts, the same
+// sums.
 void expect_divergences(const World& world, PoolSizes sizes) {
   for (const std::string term : kDivergenceTerms) {
     const auto run = divergence_case(sizes, term);
     const auto& expected = one_process(run, of_divergences());
     const auto found = distributed(run, world, of_divergences());
     expect_at_most(
-        world, sizes, "float64, divergences, " + (term.empty() ? "all terms" : term + " alone"),
-        largest_error(world, found.gradients, expected.gradients), 1e-14);
+        world,
+        sizes,
+        "float64, divergences, " + (term.empty() ? "all terms" : term + " alone"),
+        largest_error(world, found.gradients, expected.gradients),
+        1e-14);
     expect_losses(world, run, found, expected, 1e-14);
   }
 }
 
-// By the count of the rank that has them, or of the batch: in either way ranks and one process agree. That it is
-// not the same, because of Adam's eps, shows in what a step later the parameters are.
+// By the count of the rank that has them, or of the batch: in either way ranks and one process
+// agree. That it is not the same, because of Adam's eps, shows in what a step later the parameters
+// are.
 void expect_sources_by_either_count(const World& world) {
   auto run = make_case(kTen, all_terms(), /*rows=*/23);
   run.steps = 2;
@@ -284,8 +318,11 @@ void expect_sources_by_either_count(const World& world) {
   const auto& expected = one_process(run, by_batch);
   const auto found = distributed(run, world, by_batch);
   expect_at_most(
-      world, kTen, "float64, sources by the count of the batch",
-      largest_error(world, found.gradients, expected.gradients), 1e-13);
+      world,
+      kTen,
+      "float64, sources by the count of the batch",
+      largest_error(world, found.gradients, expected.gradients),
+      1e-13);
   const double apart = largest_error(expected.gradients, one_process(run).gradients);
   show(world, kTen, "by the rank's count and by the batch's, apart", apart);
   EXPECT_GT(apart, 1e-12);
@@ -309,8 +346,9 @@ void expect_same_bits_recomputed(const World& world) {
   EXPECT_TRUE(same_bits(one.parameters, one_recomputed.parameters));
 }
 
-// Ranks and one process make the same float32 numbers of each row, and add them in another order. Against
-// float64 one process is no closer than ranks are, and both are further from it than from each other.
+// Ranks and one process make the same float32 numbers of each row, and add them in another order.
+// Against float64 one process is no closer than ranks are, and both are further from it than from
+// each other.
 void expect_float32_of_seeds(const World& world, PoolSizes sizes) {
   auto run = make_case(sizes);
   double apart = 0, ranks_off = 0, one_off = 0;
@@ -320,8 +358,10 @@ void expect_float32_of_seeds(const World& world, PoolSizes sizes) {
     const auto& one = one_process(run);
     run.dtype = at::kDouble;
     const auto& exact = one_process(run);
-    apart = std::max(apart, over_ranks(world, "apart", largest_error(world, found.gradients, one.gradients)));
-    ranks_off = std::max(ranks_off, over_ranks(world, "ranks", largest_error(found.gradients, exact.gradients)));
+    apart = std::max(
+        apart, over_ranks(world, "apart", largest_error(world, found.gradients, one.gradients)));
+    ranks_off = std::max(
+        ranks_off, over_ranks(world, "ranks", largest_error(found.gradients, exact.gradients)));
     one_off = std::max(one_off, largest_error(one.gradients, exact.gradients));
   }
   show(world, sizes, "float32, worst of 8 seeds", apart);
@@ -336,10 +376,16 @@ void expect_float32(const World& world, PoolSizes sizes) {
   run.dtype = at::kFloat;
   const auto found = distributed(run, world);
   const auto& expected = one_process(run);
-  expect_at_most(world, sizes, "float32, all terms", largest_error(world, found.gradients, expected.gradients), 4e-7);
+  expect_at_most(
+      world,
+      sizes,
+      "float32, all terms",
+      largest_error(world, found.gradients, expected.gradients),
+      4e-7);
   double mean = 0;
   for (const auto& [name, gradient] : found.gradients) {
-    mean += fit(gradient, expected.gradients.at(name)).alpha / static_cast<double>(found.gradients.size());
+    mean += fit(gradient, expected.gradients.at(name)).alpha /
+        static_cast<double>(found.gradients.size());
   }
   const double off = found.gradients.empty() ? 0 : std::abs(mean - 1);
   expect_at_most(world, sizes, "float32, mean ratio less one", off, 5e-7);
@@ -347,10 +393,11 @@ void expect_float32(const World& world, PoolSizes sizes) {
   expect_norms(world, found, expected, 1e-6);
 }
 
-// bfloat16 has 8 bits: to round is to be wrong by up to 2^-8. On its way a gradient is rounded once, and
-// the lower bound that it was computed with once. With that bound the mask of a site changes, and the
-// gradient of a squared error depends on masks twice, by the error and by the slope. In ppgd the masks of
-// all sites are one behind the other: 2 * 4 + 1 roundings. To first order they add up at worst.
+// bfloat16 has 8 bits: to round is to be wrong by up to 2^-8. On its way a gradient is rounded
+// once, and the lower bound that it was computed with once. With that bound the mask of a site
+// changes, and the gradient of a squared error depends on masks twice, by the error and by the
+// slope. In ppgd the masks of all sites are one behind the other: 2 * 4 + 1 roundings. To first
+// order they add up at worst.
 void expect_bfloat16_wire(const World& world) {
   const double tolerance = (2 * static_cast<double>(sites_of(Config{}).size()) + 1) * std::exp2(-8);
   auto run = make_case(kTen);
@@ -366,7 +413,8 @@ void expect_bfloat16_wire(const World& world) {
 
 TEST_F(ThreePool, ARowHasItsNumbersWhateverTheShard) {
   const auto all = row_normal(3, "batch/step0", {0, 24}, {3, 5}, at::kDouble);
-  EXPECT_TRUE(all.narrow(0, 7, 6).equal(row_normal(3, "batch/step0", {7, 13}, {3, 5}, at::kDouble)));
+  EXPECT_TRUE(
+      all.narrow(0, 7, 6).equal(row_normal(3, "batch/step0", {7, 13}, {3, 5}, at::kDouble)));
   EXPECT_FALSE(all.equal(row_normal(3, "batch/step1", {0, 24}, {3, 5}, at::kDouble)));
   EXPECT_NEAR(all.mean().item<double>(), 0, 0.2);
   EXPECT_NEAR(all.std().item<double>(), 1, 0.2);
@@ -378,7 +426,8 @@ TEST_F(ThreePool, BoundsHaveTheirOwnBackward) {
   auto x = values.clone().set_requires_grad(true);
   EXPECT_TRUE(lower(x).equal(values.clamp(0, 1)));
   lower(x).backward(gradient);
-  EXPECT_TRUE(x.grad().allclose(at::tensor({0.0, -0.03, -0.03, 3.0, -3.0, 3.0, 0.0, 0.0}, at::kDouble)));
+  EXPECT_TRUE(
+      x.grad().allclose(at::tensor({0.0, -0.03, -0.03, 3.0, -3.0, 3.0, 0.0, 0.0}, at::kDouble)));
   x = values.clone().set_requires_grad(true);
   const auto up = upper(x);
   EXPECT_TRUE(up.allclose(at::tensor({0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.01, 1.01}, at::kDouble)));
@@ -404,8 +453,14 @@ TEST_F(ThreePool, WithAllComponentsAndTheRestASiteIsItself) {
   const Components components(config, 7, at::kDouble);
   const auto x = row_normal(7, "x", {0, 4}, {config.positions, config.width}, at::kDouble);
   const auto whole = target.forward(x, [&](size_t site, const Tensor& input) {
-    const auto source = at::ones({4, config.positions, target.sites()[site].components + 1}, at::kDouble);
-    return masked(target, components, site, mask_of(source.narrow(-1, 1, source.size(-1) - 1) * 0.3, source), input);
+    const auto source = at::ones(
+        {4, config.positions, target.sites()[site].components + 1}, at::kDouble);
+    return masked(
+        target,
+        components,
+        site,
+        mask_of(source.narrow(-1, 1, source.size(-1) - 1) * 0.3, source),
+        input);
   });
   EXPECT_LT(fit(whole, target.forward(x)).error, 1e-14);
 }
@@ -433,15 +488,21 @@ TEST_F(ThreePool, ADivergenceIsOneNumberForEachPosition) {
   const Target target(config, 7, at::kDouble);
   const Components components(config, 7, at::kDouble);
   const auto x = row_normal(7, "x", {0, 4}, {config.positions, config.width}, at::kDouble);
-  const auto lower = at::full({4, config.positions, target.sites()[0].components}, 0.3, at::kDouble);
+  const auto lower = at::full(
+      {4, config.positions, target.sites()[0].components}, 0.3, at::kDouble);
   Reconstruction reconstruction(target, config, x);
   EXPECT_EQ(reconstruction.count(), 4 * config.positions);
   const auto found = reconstruction.stoch_error(components, lower, {0, 1}, 7, 0, {0, 4});
 
   const auto source = retape::dist::row_uniform(
-      7, "masks/" + target.sites()[0].name + "/step0", {0, 4}, {config.positions, lower.size(-1) + 1}, at::kDouble);
+      7,
+      "masks/" + target.sites()[0].name + "/step0",
+      {0, 4},
+      {config.positions, lower.size(-1) + 1},
+      at::kDouble);
   const auto output = target.forward(x, [&](size_t site, const Tensor& input) {
-    return site == 0 ? masked(target, components, 0, mask_of(lower, source), input) : target.plain(site, input);
+    return site == 0 ? masked(target, components, 0, mask_of(lower, source), input)
+                     : target.plain(site, input);
   });
   const auto p = target.forward(x).softmax(-1), q = output.softmax(-1);
   const double expected = (p * (p / q).log()).sum().item<double>();
@@ -481,8 +542,9 @@ void expect_predicted(const Fault& fault, const Found& found) {
 void expect_log_of_local_sums(const World& world) {
   const auto run = make_case(kTen, only("imp"));
   const auto all = faults(kTen);
-  const auto fault = std::find_if(
-      all.begin(), all.end(), [](const Fault& each) { return each.name == "log2 of the local sum"; });
+  const auto fault = std::find_if(all.begin(), all.end(), [](const Fault& each) {
+    return each.name == "log2 of the local sum";
+  });
   const auto found = with_fault(world, run, *fault, one_process(run));
   if (const auto at = found.fits.find("theta.out.weight"); at != found.fits.end()) {
     EXPECT_NEAR(at->second.alpha, 0.760659, 1e-6);
@@ -502,7 +564,9 @@ void expect_state(const World& world, PoolSizes sizes, const State& state) {
     const auto run = make_case(sizes, only(term));
     const auto& expected = one_process(run);
     const Watch watch(breaks_of(state, run, world.rank()));
-    const auto ratios = term == "stoch" ? state.stoch : term == "ppgd" ? state.ppgd : State::Ratios{1, 1};
+    const auto ratios = term == "stoch" ? state.stoch
+        : term == "ppgd"                ? state.ppgd
+                                        : State::Ratios{1, 1};
     for (const auto& [name, gradient] : distributed(run, world).gradients) {
       const double ratio = name.starts_with("theta.") ? ratios.theta : ratios.components;
       const auto found = fit(gradient, expected.gradients.at(name));
@@ -545,7 +609,8 @@ void expect_norms_of_replicas(const World& world) {
   for (const bool theta : {true, false}) {
     const auto ranks = theta ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{4, 5, 6, 7};
     const auto group = group_name(theta ? "ci" : "layerwise", ranks);
-    const Watch watch({retape::dist::Place::Norm, "norm", group, 4}, retape::dist::Mutation::EveryReplica);
+    const Watch watch(
+        {retape::dist::Place::Norm, "norm", group, 4}, retape::dist::Mutation::EveryReplica);
     for (const auto& [name, norm] : distributed(run, world).norms) {
       const bool wrong = (name == "theta") == theta;
       EXPECT_EQ(watch.hit(), wrong);

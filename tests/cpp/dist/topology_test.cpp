@@ -12,7 +12,8 @@ TEST(Topology, ShardsDifferByAtMostOneRow) {
 }
 
 TEST(Topology, OverlapOfAnyTwoShards) {
-  const Topology topology(12, {{"fine", {0, 1, 2, 3}}, {"coarse", {4, 5, 6}}, {"ragged", {7, 8}, {{0, 5}, {5, 12}}}});
+  const Topology topology(
+      12, {{"fine", {0, 1, 2, 3}}, {"coarse", {4, 5, 6}}, {"ragged", {7, 8}, {{0, 5}, {5, 12}}}});
   EXPECT_EQ(topology.overlap("fine", 1, "coarse", 0), (RowRange{3, 4}));
   EXPECT_EQ(topology.overlap("fine", 1, "coarse", 1), (RowRange{4, 6}));
   EXPECT_EQ(topology.overlap("fine", 1, "ragged", 1), (RowRange{5, 6}));
@@ -45,9 +46,12 @@ void expect_refused(const std::function<void()>& make, const std::string& why) {
 TEST(Topology, RefusesWhatIsNoCutOfTheBatch) {
   expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 2}, {3, 4}}}}); }, "row 2 is in no shard");
   expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 3}, {2, 4}}}}); }, "row 2 is in two shards");
-  expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 2}, {2, 3}}}}); }, "shards end at row 3 of 4");
+  expect_refused(
+      [] { Topology(4, {{"a", {0, 1}, {{0, 2}, {2, 3}}}}); }, "shards end at row 3 of 4");
   expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 4}}}}); }, "1 shards for 2 ranks");
-  expect_refused([] { Topology(4, {{"a", {0, 1}, {{0, 4}, {4, 3}}}}); }, "a shard ends at row 3, before it begins");
+  expect_refused(
+      [] { Topology(4, {{"a", {0, 1}, {{0, 4}, {4, 3}}}}); },
+      "a shard ends at row 3, before it begins");
   expect_refused([] { Topology(0, {{"a", {0}}}); }, "0 rows. Fix: at least one");
   expect_refused([] { Topology(1, {{"a", {0, 1}}}); }, "1 rows cannot be cut into 2 shards");
 }
@@ -71,8 +75,10 @@ TEST(Topology, GroupsAreOfRanksThatAreInPools) {
   EXPECT_EQ(topology.ranks_of("a"), (std::vector<int>{0, 1}));
   EXPECT_THAT(topology.text(), HasSubstr("ends: 2 0"));
   expect_refused([] { Topology(4, {{"a", {0}}}, {{"a", {0}}}); }, "two of this name");
-  expect_refused([] { Topology(4, {{"a", {0}}}, {{"g", {0, 1}}}); }, "group \"g\": rank 1 is in no pool");
-  expect_refused([] { Topology(4, {{"a", {0}}}, {{"g", {0, 0}}}); }, "group \"g\": rank 0 is there twice");
+  expect_refused(
+      [] { Topology(4, {{"a", {0}}}, {{"g", {0, 1}}}); }, "group \"g\": rank 1 is in no pool");
+  expect_refused(
+      [] { Topology(4, {{"a", {0}}}, {{"g", {0, 0}}}); }, "group \"g\": rank 0 is there twice");
 }
 
 TEST(Placement, SaysWhereThisRankIsAndHasItsGroups) {
@@ -115,7 +121,8 @@ TEST(Topology, OneThatDiffersOnARankIsNoticedByAll) {
     const Topology topology(6, {{"a", {0, 1}}, {"b", {2}, {{0, 6}}}});
     world.all().agree(topology);
     const Topology other(world.rank() == 1 ? 7 : 6, {{"a", {0, 1}}});
-    RANK_EXPECT_TEXT(testing::error_of([&] { world.all().agree(other); }), "rank 1 would", "7 rows", "6 rows");
+    RANK_EXPECT_TEXT(
+        testing::error_of([&] { world.all().agree(other); }), "rank 1 would", "7 rows", "6 rows");
   });
 }
 

@@ -64,7 +64,9 @@ def over_database(entries: list[str], total: Report) -> list[str]:
 
     def run(some: list[str]) -> Report | None:
         checker = Checker(total.signatures)
-        return in_child(lambda c: [database.audit_entry(name, c) for name in some] and None, checker)
+        return in_child(
+            lambda c: [database.audit_entry(name, c) for name in some] and None, checker
+        )
 
     died = []
     for batch in _batches(entries, "entries of the database"):
@@ -101,7 +103,9 @@ def over_schemas(families: list[list[str]], total: Report, often: int = 1) -> se
         for family in batch:
             while family and (report := run([family])) is None:
                 call = progress.get()
-                if call in fatal:  # what it did to the heap shows later: without this overload, then
+                if (
+                    call in fatal
+                ):  # what it did to the heap shows later: without this overload, then
                     family = [name for name in family if name != call[0]]
                 fatal.add(call)
             if family:
@@ -132,7 +136,9 @@ def run(part: int, parts: int, only: set[str]) -> dict[str, Any]:
     fatal = over_schemas(rest[part::parts], total)
     if parts == 1:
         special = total.special()
-        fatal |= over_schemas([family for family in every if special.intersection(family)], total, OFTEN)
+        fatal |= over_schemas(
+            [family for family in every if special.intersection(family)], total, OFTEN
+        )
     ran = set(total.calls) | total.composites
     return {
         "torch": torch.__version__,
@@ -167,7 +173,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.python.audit", description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th job, from I on")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="overloads, entries of the database")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="overloads, entries of the database"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     part, parts = map(int, options.part.split("/"))

@@ -10,10 +10,19 @@ import torch
 
 SHAPES = ((3, 3), (4,), (2, 3, 4), (1, 2, 4, 4), (), (1, 2, 3, 4, 4), (2, 2), (2, 4, 4), (6,), (0,))
 DTYPES = (
-    (torch.float32, 10), (torch.int64, 4), (torch.bool, 2), (torch.float64, 1), (torch.complex64, 2),
-    (torch.int32, 2), (torch.bfloat16, 1), (torch.uint8, 2), (torch.int8, 1),
+    (torch.float32, 10),
+    (torch.int64, 4),
+    (torch.bool, 2),
+    (torch.float64, 1),
+    (torch.complex64, 2),
+    (torch.int32, 2),
+    (torch.bfloat16, 1),
+    (torch.uint8, 2),
+    (torch.int8, 1),
 )
-INDICES = re.compile(r"ind(ex|ices)?$|^idx|offsets|lengths|targets?$|segment|batch_sizes|bag|counts")
+INDICES = re.compile(
+    r"ind(ex|ices)?$|^idx|offsets|lengths|targets?$|segment|batch_sizes|bag|counts"
+)
 MASKS = re.compile(r"mask|^condition$")
 STRINGS = {
     "reduce": ("sum", "prod", "mean", "amax", "amin"),
@@ -31,16 +40,53 @@ STRINGS = {
 }
 INTS = {
     "dim": (0, 1, -1),
-    "dim0": (0, -1), "dim1": (1, -2), "axis0": (0,), "axis1": (1,),
-    "reduction": (0, 1, 2), "groups": (1, 2), "N": (2, 3), "C": (2,), "HxW": (16, 12, 9),
-    "chunks": (1, 2), "split_size": (1, 2), "n": (2, 3), "k": (1, 2), "bins": (4,),
-    "num_groups": (1, 2), "group": (1, 2), "interpolation_mode": (0, 1, 2), "padding_mode": (0, 1),
-    "upscale_factor": (1, 2), "downscale_factor": (1, 2), "quant_min": (0,), "quant_max": (255,),
-    "ch_axis": (0, 1), "axis": (0, 1), "zero_point": (0,), "num_weights": (3, 10),
-    "padding_idx": (-1, 0), "hidden_size": (4,), "num_layers": (1,), "steps": (4,), "size": (2,),
-    "end": (2, 5), "start": (0, 1), "length": (1, 2), "step": (1,), "num_embeddings": (4,),
-    "embed_dim": (4,), "num_head": (2,), "num_heads": (2,), "n_fft": (4,), "high": (5,), "low": (0,),
-    "low_int": (0,), "count": (4,), "ignore_index": (-100,), "blank": (0,), "dim_size": (4,),
+    "dim0": (0, -1),
+    "dim1": (1, -2),
+    "axis0": (0,),
+    "axis1": (1,),
+    "reduction": (0, 1, 2),
+    "groups": (1, 2),
+    "N": (2, 3),
+    "C": (2,),
+    "HxW": (16, 12, 9),
+    "chunks": (1, 2),
+    "split_size": (1, 2),
+    "n": (2, 3),
+    "k": (1, 2),
+    "bins": (4,),
+    "num_groups": (1, 2),
+    "group": (1, 2),
+    "interpolation_mode": (0, 1, 2),
+    "padding_mode": (0, 1),
+    "upscale_factor": (1, 2),
+    "downscale_factor": (1, 2),
+    "quant_min": (0,),
+    "quant_max": (255,),
+    "ch_axis": (0, 1),
+    "axis": (0, 1),
+    "zero_point": (0,),
+    "num_weights": (3, 10),
+    "padding_idx": (-1, 0),
+    "hidden_size": (4,),
+    "num_layers": (1,),
+    "steps": (4,),
+    "size": (2,),
+    "end": (2, 5),
+    "start": (0, 1),
+    "length": (1, 2),
+    "step": (1,),
+    "num_embeddings": (4,),
+    "embed_dim": (4,),
+    "num_head": (2,),
+    "num_heads": (2,),
+    "n_fft": (4,),
+    "high": (5,),
+    "low": (0,),
+    "low_int": (0,),
+    "count": (4,),
+    "ignore_index": (-100,),
+    "blank": (0,),
+    "dim_size": (4,),
 }
 LISTS = {
     "kernel_size": ([1], [2], [2, 2], [1, 1], [2, 2, 2]),
@@ -56,8 +102,24 @@ LISTS = {
     "input_size": ([1, 2, 4, 4], [4, 4], [2, 4, 4], [1, 2, 4], [1, 2, 3, 4, 4]),
     "self_size": ([1, 2, 4, 4],),
 }
-ANY_LIST = ([0], [1], [2], [3], [4], [1, 1], [2, 2], [3, 3], [0, 1], [4, 4], [2, 3, 4], [1, 2, 4, 4],
-            [1, 1, 1], [9], [6], [])
+ANY_LIST = (
+    [0],
+    [1],
+    [2],
+    [3],
+    [4],
+    [1, 1],
+    [2, 2],
+    [3, 3],
+    [0, 1],
+    [4, 4],
+    [2, 3, 4],
+    [1, 2, 4, 4],
+    [1, 1, 1],
+    [9],
+    [6],
+    [],
+)
 
 
 class Unmakeable(Exception):
@@ -73,7 +135,9 @@ class Maker:
 
     def call(self, op: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._shape = self._random.choices(SHAPES, weights=(6, 4, 4, 4, 2, 2, 1, 1, 1, 1))[0]
-        self._dtype = self._random.choices([d for d, _ in DTYPES], weights=[w for _, w in DTYPES])[0]
+        self._dtype = self._random.choices([d for d, _ in DTYPES], weights=[w for _, w in DTYPES])[
+            0
+        ]
         self._strays = self._random.random() < 0.35
         args, kwargs = [], {}
         for argument in op._schema.arguments:
@@ -101,18 +165,34 @@ class Maker:
             dtype = self._random.choice((torch.bool, torch.bool, torch.float32, torch.uint8))
         elif self._strays and self._random.random() < 0.15:
             dtype = self._random.choice(DTYPES)[0]
-        if name in ("running_mean", "running_var", "weight", "bias", "mean", "invstd", "save_mean",
-                    "save_invstd", "scale", "zero_point") and self._random.random() < 0.6:
+        if (
+            name
+            in (
+                "running_mean",
+                "running_var",
+                "weight",
+                "bias",
+                "mean",
+                "invstd",
+                "save_mean",
+                "save_invstd",
+                "scale",
+                "zero_point",
+            )
+            and self._random.random() < 0.6
+        ):
             shape = (self._shape[1],) if len(self._shape) > 1 else (4,)
         if dtype.is_floating_point or dtype.is_complex:
-            return torch.rand(shape, generator=self._generator, dtype=torch.float32).add(0.1).to(dtype)
+            return (
+                torch.rand(shape, generator=self._generator, dtype=torch.float32).add(0.1).to(dtype)
+            )
         top = 2 if dtype == torch.bool else 3
         return torch.randint(0, top, shape, generator=self._generator).to(dtype)
 
     def _value(self, name: str, kind: str) -> Any:
         rand = self._random
         if kind.startswith("Optional["):
-            return None if rand.random() < 0.4 else self._value(name, kind[len("Optional["):-1])
+            return None if rand.random() < 0.4 else self._value(name, kind[len("Optional[") : -1])
         if kind == "Tensor":
             return self.tensor(name)
         if kind == "List[Tensor]":

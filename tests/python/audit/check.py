@@ -28,10 +28,16 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)  # by overload
     signatures: dict[str, set[str]] = field(default_factory=dict)
-    hidden: dict[str, dict[str, bool]] = field(default_factory=dict)  # argument: may it be replayed?
-    written: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # argument: what it counts as
+    hidden: dict[str, dict[str, bool]] = field(
+        default_factory=dict
+    )  # argument: may it be replayed?
+    written: dict[str, dict[str, set[str]]] = field(
+        default_factory=dict
+    )  # argument: what it counts as
     uninitialized: set[str] = field(default_factory=set)
-    survives: set[str] = field(default_factory=set)  # writes, and something of the old content stays
+    survives: set[str] = field(
+        default_factory=set
+    )  # writes, and something of the old content stays
     replaced: set[str] = field(default_factory=set)  # writes, and nothing of it stays
     composites: set[str] = field(default_factory=set)  # ran as the ops they call
     errors: dict[str, str] = field(default_factory=dict)  # the last one, of overloads that raised
@@ -56,12 +62,16 @@ class Report:
 
     def special(self) -> set[str]:
         """Overloads that docs/proofs.md names: not all of their arguments and results are as usual."""
-        return set(self.hidden) | self.uninitialized | {
-            name
-            for name, arguments in self.written.items()
-            for argument, kinds in arguments.items()
-            if kinds != {"overwritten" if is_out(name, argument) else "updated"}
-        }
+        return (
+            set(self.hidden)
+            | self.uninitialized
+            | {
+                name
+                for name, arguments in self.written.items()
+                for argument, kinds in arguments.items()
+                if kinds != {"overwritten" if is_out(name, argument) else "updated"}
+            }
+        )
 
 
 def _place(op: Any) -> dict[str, int]:
@@ -70,7 +80,9 @@ def _place(op: Any) -> dict[str, int]:
 
 def by_position(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
     places = _place(op)
-    return dict(enumerate(args)) | {places[name]: value for name, value in kwargs.items() if name in places}
+    return dict(enumerate(args)) | {
+        places[name]: value for name, value in kwargs.items() if name in places
+    }
 
 
 def _kind(x: Any) -> str:
@@ -127,7 +139,8 @@ class Checker:
                     if not _refuses_to_resize(error):
                         raise
                     self._resizable = [
-                        value for place, value in by_position(op, args, kwargs).items()
+                        value
+                        for place, value in by_position(op, args, kwargs).items()
                         if op._schema.arguments[place].alias_info
                     ]
                     torch.set_rng_state(rng)
@@ -136,7 +149,9 @@ class Checker:
             poison(0)
             torch.set_rng_state(rng)
 
-    def _call(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rng: torch.Tensor) -> Any:
+    def _call(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rng: torch.Tensor
+    ) -> Any:
         effects = effects_of(op, args, kwargs)
         copier = Copier(self._resizable)
         args_, kwargs_ = copier((args, kwargs))
@@ -170,7 +185,9 @@ class Checker:
         theirs = {storage._cdata for place, storage, _ in before if place in declared}
         report.counts["arguments compared"] += len(before)
         for place in {place for place, _, _ in before} & (declared | effects.writes):
-            kinds = report.written.setdefault(op.name(), {}).setdefault(op._schema.arguments[place].name, set())
+            kinds = report.written.setdefault(op.name(), {}).setdefault(
+                op._schema.arguments[place].name, set()
+            )
             kinds.add(effects.kind(place))
         for place, storage, content in before:
             if raw(storage) == content:
@@ -181,8 +198,16 @@ class Checker:
             if storage._cdata not in known:
                 self._finding("written, not known", op, key, place)
 
-    def _run(self, op: Any, args: Any, kwargs: Any, rng: torch.Tensor, filled: frozenset[int],
-             pattern: int, byte: int) -> list[bytes]:
+    def _run(
+        self,
+        op: Any,
+        args: Any,
+        kwargs: Any,
+        rng: torch.Tensor,
+        filled: frozenset[int],
+        pattern: int,
+        byte: int,
+    ) -> list[bytes]:
         """Bytes that can be seen afterwards: of results, of filled arguments' storages, of the written."""
         args, kwargs = Copier(self._resizable)((args, kwargs))
         given = by_position(op, args, kwargs)
@@ -203,8 +228,9 @@ class Checker:
         ]
         return results + sum(written, [])
 
-    def _compare_runs(self, op: Any, key: str, effects: Effects, args: Any, kwargs: Any,
-                      rng: torch.Tensor) -> None:
+    def _compare_runs(
+        self, op: Any, key: str, effects: Effects, args: Any, kwargs: Any, rng: torch.Tensor
+    ) -> None:
         report, name = self.report, op.name()
         given = by_position(op, args, kwargs)
         owners = Counter(x.untyped_storage()._cdata for x in tensors_in((args, kwargs)))

@@ -84,17 +84,17 @@ def _run(function: Any, sample: Any, audit: Audit) -> None:
         input_, args, kwargs = tree_map(own, (sample.input, sample.args, sample.kwargs))
         result = function(input_, *args, **kwargs)
         outs = [
-            x for x in tree_flatten(result)[0]
+            x
+            for x in tree_flatten(result)[0]
             if isinstance(x, torch.Tensor) and x.requires_grad and x.layout == torch.strided
         ]
         leaves = [
-            x for x in tree_flatten((sample.input, sample.args, sample.kwargs))[0]
+            x
+            for x in tree_flatten((sample.input, sample.args, sample.kwargs))[0]
             if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf
         ]
         if outs and leaves:
-            torch.autograd.grad(
-                outs, leaves, [torch.ones_like(x) for x in outs], allow_unused=True
-            )
+            torch.autograd.grad(outs, leaves, [torch.ones_like(x) for x in outs], allow_unused=True)
 
 
 def audit_entry(name: str, checker: Checker) -> None:

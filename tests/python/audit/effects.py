@@ -15,7 +15,13 @@ from .variants import overloads
 
 BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "PrivateUse1")
 LISTS = (
-    "kHiddenWrites", "kHiddenState", "kPartlyUnwritten", "kOutUpdated", "kUninitialized", "kOverwrite", "kMetadataOnly",
+    "kHiddenWrites",
+    "kHiddenState",
+    "kPartlyUnwritten",
+    "kOutUpdated",
+    "kUninitialized",
+    "kOverwrite",
+    "kMetadataOnly",
 )
 
 

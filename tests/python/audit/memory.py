@@ -120,7 +120,9 @@ class Copier:
             return storage.clone()
         memory = bytearray(size + 2 * GUARD + LINE)
         start = GUARD + -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % LINE
-        copy = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).untyped_storage()
+        copy = torch.frombuffer(
+            memory, dtype=torch.uint8, count=size, offset=start
+        ).untyped_storage()
         ctypes.memmove(copy.data_ptr(), storage.data_ptr(), size)
         self._guarded.append((memory, start, start + size))
         return copy

@@ -1,6 +1,8 @@
 """Overloads that are not called with arguments made from their schemas, each with its reason."""
 
-_MISFIT = "checks no shapes, and reads outside of memory that it allocates itself if they do not fit"
+_MISFIT = (
+    "checks no shapes, and reads outside of memory that it allocates itself if they do not fit"
+)
 
 REFUSED: dict[str, str] = {
     "aten::_native_batch_norm_legit_functional": _MISFIT,

@@ -24,6 +24,7 @@ WANTED = 3  # accepted calls
 
 def families(names: set[str]) -> list[list[str]]:
     """Names whose ops differ in how they return: x, x.out, x_. Calls of one are tried for the others."""
+
     def family(name: str) -> str:
         return name.partition(".")[0].removeprefix("aten::").rstrip("_")
 

@@ -32,9 +32,7 @@ def verdict(name: str, dropout: float, dtype: torch.dtype, **how: object) -> ret
 
 @pytest.mark.parametrize("way", ["scope", "layers"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["no_dropout", "dropout"])
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_recomputed_it_is_equal(name: str, dtype: torch.dtype, dropout: float, way: str) -> None:
     found = verdict(name, dropout, dtype, layers="auto" if way == "layers" else None)
@@ -56,4 +54,6 @@ def test_what_has_no_gradient_would_be_vacuous_if_it_were_not_declared(name: str
     found = retape.verify(model, case.inputs(), loss=case.loss)
     assert found.kind == "vacuous"
     dead = dead_of(name, model)
-    assert all(any(f'"{each}"' in reason for each in dead) for reason in found.vacuous), found.vacuous
+    assert all(any(f'"{each}"' in reason for each in dead) for reason in found.vacuous), (
+        found.vacuous
+    )

@@ -76,7 +76,9 @@ class Program:
     backward: str
     writes_behind: bool = False  # outside of scopes, to a tensor that a scope has seen
     writes_behind_roots: bool = False  # ... and that no recorded op of a scope has made
-    writes_given: bool = False  # to a leaf: where there are two forwards, behind the first one's scopes
+    writes_given: bool = (
+        False  # to a leaf: where there are two forwards, behind the first one's scopes
+    )
 
 
 # ---- from data to source
@@ -208,7 +210,9 @@ class Checked:
     """What came of a program, under its own policies and with everything dropped."""
 
     found: str | None = None  # what is wrong
-    kinds: tuple[str, ...] = ()  # of verdicts; or "raised", as plain autograd does, "refused", "error"
+    kinds: tuple[
+        str, ...
+    ] = ()  # of verdicts; or "raised", as plain autograd does, "refused", "error"
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -238,7 +242,9 @@ def _judged(program: Program, R: Any, counts: Counter[str]) -> tuple[str, str | 
         if INPLACE not in str(error):
             raise
         return "raised", difference(run(program), run(program, R))
-    if refused(program, verdict, program.writes_behind if R is retape else program.writes_behind_roots):
+    if refused(
+        program, verdict, program.writes_behind if R is retape else program.writes_behind_roots
+    ):
         return "refused", None
     for name in ("tensors_compared", "values_checked", "ops_replayed"):
         counts[name] += getattr(verdict, name)

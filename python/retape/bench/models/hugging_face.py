@@ -18,7 +18,9 @@ from retape.bench.task import Apply, ModuleTask
 class HuggingFaceTask(ModuleTask):
     """layers: of the model, called one after the other, each with the last one's result."""
 
-    def __init__(self, model: nn.Module, inputs: dict[str, torch.Tensor], layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], layers: Sequence[nn.Module]
+    ) -> None:
         super().__init__(model.train())
         self.inputs = inputs
         self.layers = list(layers)
@@ -87,7 +89,13 @@ def _pictures(batch: int, pixels: int, classes: int, dtype: torch.dtype) -> dict
 
 
 def gpt2(
-    dtype: torch.dtype, layers: int, width: int, heads: int, vocabulary: int, batch: int, tokens: int
+    dtype: torch.dtype,
+    layers: int,
+    width: int,
+    heads: int,
+    vocabulary: int,
+    batch: int,
+    tokens: int,
 ) -> HuggingFaceTask:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -115,7 +123,13 @@ def llama(
 
 
 def bert(
-    dtype: torch.dtype, layers: int, width: int, heads: int, vocabulary: int, batch: int, tokens: int
+    dtype: torch.dtype,
+    layers: int,
+    width: int,
+    heads: int,
+    vocabulary: int,
+    batch: int,
+    tokens: int,
 ) -> HuggingFaceTask:
     from transformers import BertConfig, BertForMaskedLM
 
@@ -171,10 +185,13 @@ def _quietly(make: Callable[..., HuggingFaceTask], **options: Any) -> HuggingFac
 
 
 def _model(
-    name: str, title: str, make: Callable[..., HuggingFaceTask], *sizes: dict[str, Any], dry: bool = True
+    name: str,
+    title: str,
+    make: Callable[..., HuggingFaceTask],
+    *sizes: dict[str, Any],
+    dry: bool = True,
 ) -> Model:
     return Model(name, title, partial(_quietly, make), *sizes, dry=dry, needs="transformers")
-
 
 
 MODELS = (

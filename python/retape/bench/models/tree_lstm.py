@@ -53,7 +53,9 @@ def _nodes(tree: _Node) -> list[_Node]:
     return [tree, *(node for child in tree.children for node in _nodes(child))]
 
 
-def make_heights(trees: int, nodes: int, vocabulary: int, seed: int) -> tuple[list[Height], torch.Tensor]:
+def make_heights(
+    trees: int, nodes: int, vocabulary: int, seed: int
+) -> tuple[list[Height], torch.Tensor]:
     """By height, and the rows of the roots in what comes out of the last."""
     rng = random.Random(seed)
     forest = [_grow(rng, rng.randint(nodes // 2, nodes)) for _ in range(trees)]

@@ -17,7 +17,9 @@ class Residual(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, dtype=dtype)
         self.norm2 = nn.GroupNorm(8, outputs, dtype=dtype)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, dtype=dtype)
-        self.skip = nn.Conv2d(inputs, outputs, 1, dtype=dtype) if inputs != outputs else nn.Identity()
+        self.skip = (
+            nn.Conv2d(inputs, outputs, 1, dtype=dtype) if inputs != outputs else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
@@ -32,7 +34,8 @@ class UNet(nn.Module):
         widths = [width << level for level in range(levels)]
         self.first = nn.Conv2d(3, width, 3, padding=1, dtype=dtype)
         self.down = nn.ModuleList(
-            _level(widths[max(level - 1, 0)], widths[level], depth, dtype) for level in range(levels)
+            _level(widths[max(level - 1, 0)], widths[level], depth, dtype)
+            for level in range(levels)
         )
         self.up = nn.ModuleList(
             _level(widths[level] + widths[level + 1], widths[level], depth, dtype)

@@ -30,7 +30,17 @@ from retape.bench.result import VACUOUS, Run
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Asked", "add_arguments", "check", "csv", "finish", "markdown", "page", "terminal", "write"]
+__all__ = [
+    "Asked",
+    "add_arguments",
+    "check",
+    "csv",
+    "finish",
+    "markdown",
+    "page",
+    "terminal",
+    "write",
+]
 
 FORMATS = ("markdown", "csv", "html")
 
@@ -47,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", metavar="PATH", help="the tables as Markdown")
     parser.add_argument("--csv", metavar="PATH", help="a line for each row, in bytes and seconds")
     parser.add_argument(
-        "--html", metavar="PATH", help="one page with plots, timelines, tables and the machine in it"
+        "--html",
+        metavar="PATH",
+        help="one page with plots, timelines, tables and the machine in it",
     )
     compare.add_arguments(parser)
     parser.add_argument(

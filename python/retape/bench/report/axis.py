@@ -44,7 +44,9 @@ def left_margin(ticks: Sequence[str]) -> float:
 
 def _round_step(rough: float) -> float:
     power = 10 ** math.floor(math.log10(rough))
-    return next(times * power for times in (1, 2, 2.5, 5, 10) if times * power >= rough * (1 - 1e-9))
+    return next(
+        times * power for times in (1, 2, 2.5, 5, 10) if times * power >= rough * (1 - 1e-9)
+    )
 
 
 def tick_text(value: float, step: float) -> str:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artefact", metavar="RUN.json", help="the artefact of a bench, or of a gradcheck")
+    parser.add_argument(
+        "artefact", metavar="RUN.json", help="the artefact of a bench, or of a gradcheck"
+    )
     report.add_arguments(parser)
 
 

@@ -51,7 +51,11 @@ def _section(subject: Subject) -> str:
         if cells.note(subject.rows[index]):
             notes.append(f"- {name}: {escape(cells.note(subject.rows[index]))}")
     parts = [f"## {escape(subject.key)}", escape(subject.title), escape(cells.sizes_text(subject))]
-    parts += [table_of(headings, rows) if rows else "", "\n".join(notes), escape(cells.not_run(subject))]
+    parts += [
+        table_of(headings, rows) if rows else "",
+        "\n".join(notes),
+        escape(cells.not_run(subject)),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -70,5 +74,8 @@ def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _machine(environment: dict[str, Any]) -> str:
     return table_of(
         ["what", "found"],
-        [[escape(name.replace("_", " ")), escape(str(found))] for name, found in environment.items()],
+        [
+            [escape(name.replace("_", " ")), escape(str(found))]
+            for name, found in environment.items()
+        ],
     )

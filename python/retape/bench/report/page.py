@@ -121,10 +121,14 @@ def _lead(run: Run) -> str:
     done = ["Memory is counted byte by byte"]
     done += ["time is taken in interleaved rounds"] * timed
     done += ["gradients are compared with plain autograd's, bit for bit"] * compared
-    missing = ["no times were taken"] * (not timed) + ["gradients were not compared"] * (not compared)
+    missing = ["no times were taken"] * (not timed) + ["gradients were not compared"] * (
+        not compared
+    )
     sentences = [
         "Each subject is one training step, forward and backward, run by every method on the same work",
-        done[0] if len(done) == 1 else f"{', '.join(done[:-1])}{',' * (len(done) > 2)} and {done[-1]}",
+        done[0]
+        if len(done) == 1
+        else f"{', '.join(done[:-1])}{',' * (len(done) > 2)} and {done[-1]}",
         " and ".join(missing).capitalize(),
     ]
     return " ".join(f"{sentence}." for sentence in sentences if sentence)

@@ -102,7 +102,9 @@ def plot(subject: Subject, cost: str) -> Plot | None:
     box = Box(left, _TOP, WIDTH - left - _RIGHT, HEIGHT - _TOP - _BOTTOM)
     marks = _marks(subject, paid, across, up)
     placed = _labels(subject, marks, box)
-    stairs = dict.fromkeys((mark.x, mark.y) for mark in sorted(marks, key=lambda m: m.x) if mark.best)
+    stairs = dict.fromkeys(
+        (mark.x, mark.y) for mark in sorted(marks, key=lambda m: m.x) if mark.best
+    )
     at_plain = (mark for mark in marks if any(rows[i] is subject.plain for i in mark.rows))
     return Plot(
         kind.title,
@@ -207,7 +209,9 @@ def _point(
         family=family_class(row.family),
         wrong=mark.wrong,
         best=mark.best,
-        whisker=f"M{short(mark.low)},{short(mark.y)}H{short(mark.high)}" if mark.low < mark.high else "",
+        whisker=f"M{short(mark.low)},{short(mark.y)}H{short(mark.high)}"
+        if mark.low < mark.high
+        else "",
         lines=_told(subject, mark.rows, kind, memory),
         label=label,
     )

@@ -69,7 +69,10 @@ def _layouts(subject: Subject) -> Iterator[Layout]:
     columns, spreads = cells.columns(subject), set(_SPREADS)
 
     def layout() -> Layout:
-        return [*_names(subject), *(_column(subject, column, column.name in spreads) for column in columns)]
+        return [
+            *_names(subject),
+            *(_column(subject, column, column.name in spreads) for column in columns),
+        ]
 
     yield layout()
     for names in _SPREADS_FIRST:
@@ -99,7 +102,9 @@ def _names(subject: Subject) -> list[Column]:
 def _column(subject: Subject, column: cells.Column, with_spread: bool) -> Column:
     heading = f"{column.name}\n{column.unit}" if column.unit else column.name
     justify = "left" if column.name == "bits" else "right"
-    return Column(column.name, _figures(column, cells.shown(subject), with_spread), heading, justify)
+    return Column(
+        column.name, _figures(column, cells.shown(subject), with_spread), heading, justify
+    )
 
 
 def _figures(column: cells.Column, rows: list[int], with_spread: bool) -> list[Text]:

@@ -94,7 +94,9 @@ def allocations(events: Sequence[Event]) -> list[Allocation]:
     return found
 
 
-def live(events: Sequence[Event], known: Sequence[Allocation], at: Sequence[int]) -> list[list[int]]:
+def live(
+    events: Sequence[Event], known: Sequence[Allocation], at: Sequence[int]
+) -> list[list[int]]:
     """Bytes of each kind at each moment. What no allocation explains was there before."""
     changes: list[tuple[int, int, int]] = []
     for each in known:
@@ -137,7 +139,9 @@ def picture(timeline: Timeline, most: int) -> Picture | None:
     backward = None if first is None else bisect_left(at, first)
     there = [kind for kind in range(len(KINDS)) if any(level[kind] for level in levels)]
     op = printable(events[at[top]].op)
-    peak_text = f"peak {unit.number(peak(timeline))} {unit.name}" + (f" at {_cut(op, 36)}" if op else "")
+    peak_text = f"peak {unit.number(peak(timeline))} {unit.name}" + (
+        f" at {_cut(op, 36)}" if op else ""
+    )
     half = len(peak_text) * _BOLD / 2
     return Picture(
         method=printable(timeline.method),
