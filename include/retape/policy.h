@@ -10,49 +10,17 @@
 #pragma once
 
 #include <retape/api.h>
+#include <retape/decision.h>
 
-#include <ATen/core/ivalue.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/ArrayRef.h>
-
-#include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace c10 {
-class OperatorHandle;  // ATen/core/dispatch/Dispatcher.h
-}
-
 namespace retape {
 
-enum class Decision { Keep, Drop };
-
-// What a policy is told about a value at the moment an op has made it.
-struct ValueInfo {
-  const std::string& op;        // "aten::mm": the recorded op, never a composite one
-  const std::string& overload;  // "out", or empty
-  const std::string& region;    // name of the innermost scope
-  c10::IntArrayRef sizes;       // of the tensor the op returned
-  c10::ScalarType dtype;
-  size_t bytes;   // of its storage
-  size_t output;  // which of the op's outputs
-  bool cheap;     // replaying costs memory traffic only: pointwise, norm, cast...
-};
-
-using PolicyFunction = std::function<Decision(const ValueInfo&)>;
-
-// What a selective policy is told about an op that has just run.
-struct OpCall {
-  const c10::OperatorHandle& op;
-  c10::ArrayRef<c10::IValue>
-      args;  // all that its schema lists; after the op, so in-place writes show
-  c10::ArrayRef<c10::IValue> outputs;  // tensors without graph, unless they are arguments
-  const std::string& region;           // name of the innermost scope
-};
-
-using OpPolicyFunction = std::function<Decision(const OpCall&)>;
+namespace detail {
+class PolicyRules;
+}
 
 class RETAPE_API Policy {
  public:
@@ -97,12 +65,10 @@ class RETAPE_API Policy {
   // "full", "cheap, keep aten::mm": for errors and reports.
   std::string describe() const;
 
-  struct Impl;
-  const Impl& impl() const { return *impl_; }
-
  private:
-  explicit Policy(std::shared_ptr<const Impl> impl);
-  std::shared_ptr<const Impl> impl_;
+  friend class Recompute;
+  explicit Policy(std::shared_ptr<const detail::PolicyRules> rules);
+  std::shared_ptr<const detail::PolicyRules> rules_;
 };
 
 }  // namespace retape

@@ -29,7 +29,7 @@
 namespace retape {
 
 namespace detail {
-struct Region;
+struct Scope;
 }
 
 class RETAPE_API Recompute {
@@ -52,7 +52,7 @@ class RETAPE_API Recompute {
   std::vector<KeptOp> kept_ops() const;
 
  private:
-  std::shared_ptr<detail::Region> region_;
+  std::shared_ptr<detail::Scope> scope_;
 };
 
 // Call it inside a scope before something that the dispatcher does not see (a kernel of your own,

@@ -67,9 +67,10 @@ class RowsCall {
   RowsCall(const Rows& rows, Policy policy, std::string name, const Tensors& inputs)
       : rows_(rows),
         scope_(std::move(policy), std::move(name)),
-        region_(Recorder::current()->innermost()),
+        region_(Recorder::current()->scope().region),
         tape_(c10::intrusive_ptr<Tape>::reclaim_copy(&Recorder::current()->tape())) {
-    region_->packs_all = true;  // which tensors outlive the call is told by who holds them
+    Recorder::current()->scope().packs_all =
+        true;  // which tensors outlive the call is told by who holds them
     listener_.emplace();
     choose_carriers(inputs);
   }

@@ -43,13 +43,10 @@ class BelowAutograd {
 
 }  // namespace
 
-OpQuestion::OpQuestion(
-    const Policy::Impl& policy, const OpInfo& info, const torch::jit::Stack& stack)
-    : decide_(policy.decide_op && policy.birth(info) == Birth::Ask ? &policy.decide_op : nullptr),
+SelectiveQuestion::SelectiveQuestion(
+    const OpPolicyFunction& decide, const OpInfo& info, const torch::jit::Stack& stack)
+    : decide_(decide),
       info_(info) {
-  if (decide_ == nullptr) {
-    return;
-  }
   const auto args = torch::jit::last(stack, info.arguments);
   args_.assign(args.begin(), args.end());
   for (const auto& arg : args_) {
@@ -61,7 +58,7 @@ OpQuestion::OpQuestion(
   }
 }
 
-Decision OpQuestion::ask(const std::string& region, const torch::jit::Stack& stack) const {
+Decision SelectiveQuestion::ask(const std::string& region, const torch::jit::Stack& stack) const {
   const BelowAutograd below(with_grad_);
   auto args = args_;
   for (const auto index : info_.writes) {
@@ -72,7 +69,7 @@ Decision OpQuestion::ask(const std::string& region, const torch::jit::Stack& sta
     outputs.push_back(below(result));
   }
   at::AutoDispatchBelowADInplaceOrView unrecorded;
-  return (*decide_)({info_.handle, args, outputs, region});
+  return decide_({info_.handle, args, outputs, region});
 }
 
 }  // namespace retape::detail

@@ -1,6 +1,10 @@
-#include "policy/policy_impl.h"
+#include "policy/anchors.h"
+#include "policy/op_question.h"
+#include "policy/policy_rules.h"
+#include "policy/window.h"
 
 #include <retape/error.h>
+#include <retape/policy.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -11,7 +15,8 @@ namespace retape {
 
 namespace {
 
-using detail::OpInfo;
+using detail::PolicyRules;
+using Kind = PolicyRules::Kind;
 
 const std::string kDefaultOverload = "default";
 
@@ -94,26 +99,27 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-Policy::Impl of_kind(Policy::Impl::Kind kind) {
-  Policy::Impl impl;
-  impl.kind = kind;
-  return impl;
+template <typename Change>
+std::shared_ptr<const PolicyRules> changed(const PolicyRules& rules, Change&& change) {
+  auto copy = std::make_shared<PolicyRules>(rules);
+  change(*copy);
+  return copy;
 }
 
 }  // namespace
 
-Policy::Policy(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+Policy::Policy(std::shared_ptr<const PolicyRules> rules) : rules_(std::move(rules)) {}
 
 Policy Policy::none() {
-  return Policy(std::make_shared<Impl>(of_kind(Impl::Kind::None)));
+  return Policy(std::make_shared<PolicyRules>(Kind::None));
 }
 
 Policy Policy::full() {
-  return Policy(std::make_shared<Impl>(of_kind(Impl::Kind::Full)));
+  return Policy(std::make_shared<PolicyRules>(Kind::Full));
 }
 
 Policy Policy::cheap() {
-  return Policy(std::make_shared<Impl>(of_kind(Impl::Kind::Cheap)));
+  return Policy(std::make_shared<PolicyRules>(Kind::Cheap));
 }
 
 Policy Policy::function(PolicyFunction decide) {
@@ -121,9 +127,9 @@ Policy Policy::function(PolicyFunction decide) {
     throw UsageError(
         "[Policy::function] expected a function, got an empty one. Fix: pass a callable.");
   }
-  auto impl = of_kind(Impl::Kind::Function);
-  impl.decide = std::move(decide);
-  return Policy(std::make_shared<Impl>(std::move(impl)));
+  auto rules = std::make_shared<PolicyRules>(Kind::Function);
+  rules->function = std::move(decide);
+  return Policy(std::move(rules));
 }
 
 Policy Policy::selective(OpPolicyFunction decide) {
@@ -131,9 +137,9 @@ Policy Policy::selective(OpPolicyFunction decide) {
     throw UsageError(
         "[Policy::selective] expected a function, got an empty one. Fix: pass a callable.");
   }
-  auto impl = of_kind(Impl::Kind::Function);
-  impl.decide_op = std::move(decide);
-  return Policy(std::make_shared<Impl>(std::move(impl)));
+  auto rules = std::make_shared<PolicyRules>(Kind::Function);
+  rules->op_function = std::move(decide);
+  return Policy(std::move(rules));
 }
 
 Policy Policy::named(const std::string& name) {
@@ -154,69 +160,112 @@ Policy Policy::named(const std::string& name) {
 
 Policy Policy::keep_ops(const std::vector<std::string>& names) const {
   check_names("keep_ops", names);
-  auto impl = std::make_shared<Impl>(*impl_);
-  impl->keep.insert(impl->keep.end(), names.begin(), names.end());
-  return Policy(std::move(impl));
+  return Policy(changed(*rules_, [&](auto& rules) { rules.keep(names); }));
 }
 
 Policy Policy::drop_ops(const std::vector<std::string>& names) const {
   check_names("drop_ops", names);
-  auto impl = std::make_shared<Impl>(*impl_);
-  impl->drop.insert(impl->drop.end(), names.begin(), names.end());
-  return Policy(std::move(impl));
+  return Policy(changed(*rules_, [&](auto& rules) { rules.drop(names); }));
 }
 
 Policy Policy::lean(bool on) const {
-  auto impl = std::make_shared<Impl>(*impl_);
-  impl->lean = on;
-  return Policy(std::move(impl));
+  return Policy(changed(*rules_, [&](auto& rules) { rules.edits_graph = on; }));
 }
 
 Policy Policy::anchors(bool on) const {
-  auto impl = std::make_shared<Impl>(*impl_);
-  impl->anchors = on;
-  return Policy(std::move(impl));
+  return Policy(changed(*rules_, [&](auto& rules) { rules.set_anchors(on); }));
 }
 
 std::string Policy::describe() const {
-  static constexpr const char* kNames[] = {"none", "full", "cheap", "function"};
-  std::string text = impl_->decide_op ? "selective" : kNames[static_cast<int>(impl_->kind)];
-  if (impl_->kind == Impl::Kind::Full && !impl_->anchors) {
-    text += ", no anchors";
-  }
-  if (!impl_->lean) {
-    text += ", not lean";
-  }
-  if (!impl_->keep.empty()) {
-    text += ", keep " + joined(impl_->keep);
-  }
-  if (!impl_->drop.empty()) {
-    text += ", drop " + joined(impl_->drop);
-  }
-  return text;
+  return rules_->describe();
 }
 
-bool Policy::Impl::named_to_drop(const OpInfo& op) const {
-  return !drop.empty() && any_matches(drop, op.name);
+namespace detail {
+
+PolicyRules::PolicyRules(Kind kind) : kind_(kind) {
+  drops_nothing = kind == Kind::None;
+  keeps_boundaries = kind != Kind::Function;
+  reports_kept_ops = kind == Kind::Full || kind == Kind::Function;
+  may_hold_results = kind == Kind::Full || kind == Kind::Cheap;
+  holds_anchors = kind == Kind::Full;
 }
 
-detail::Birth Policy::Impl::birth(const OpInfo& op) const {
-  if (!keep.empty() && any_matches(keep, op.name)) {
-    return detail::Birth::Keep;
+// Without anchors everything is dropped, what nested scopes leave too.
+void PolicyRules::set_anchors(bool on) {
+  anchors_ = on;
+  keeps_boundaries = kind_ != Kind::Function && (kind_ != Kind::Full || on);
+}
+
+// What the user has said is dropped is not held again.
+void PolicyRules::drop(const std::vector<std::string>& names) {
+  drop_.insert(drop_.end(), names.begin(), names.end());
+  may_hold_results &= drop_.empty();
+}
+
+void PolicyRules::keep(const std::vector<std::string>& names) {
+  keep_.insert(keep_.end(), names.begin(), names.end());
+}
+
+bool PolicyRules::is_named_to_drop(const OpInfo& op) const {
+  return !drop_.empty() && any_matches(drop_, op.name);
+}
+
+Birth PolicyRules::birth(const OpInfo& op) const {
+  if (!keep_.empty() && any_matches(keep_, op.name)) {
+    return Birth::Keep;
   }
-  if (named_to_drop(op)) {
-    return detail::Birth::Drop;
+  if (is_named_to_drop(op)) {
+    return Birth::Drop;
   }
-  switch (kind) {
+  switch (kind_) {
     case Kind::None:
-      return detail::Birth::Keep;
+      return Birth::Keep;
     case Kind::Function:
-      return detail::Birth::Ask;
+      return Birth::Ask;
     case Kind::Full:
     case Kind::Cheap:
       break;
   }
-  return detail::Birth::Drop;
+  return Birth::Drop;
 }
+
+std::unique_ptr<OpQuestion> PolicyRules::question(
+    const OpInfo& op, const torch::jit::Stack& stack) const {
+  const bool asks = op_function && birth(op) == Birth::Ask;
+  return asks ? std::make_unique<SelectiveQuestion>(op_function, op, stack) : nullptr;
+}
+
+std::unique_ptr<Decider> PolicyRules::decider(Region& region, Shelf& shelf) const {
+  switch (kind_) {
+    case Kind::Full:
+      return anchors_ ? std::make_unique<Anchors>(region, shelf) : nullptr;
+    case Kind::Cheap:
+      return std::make_unique<Window>(*this, region, shelf);
+    case Kind::None:
+    case Kind::Function:
+      break;
+  }
+  return nullptr;
+}
+
+std::string PolicyRules::describe() const {
+  static constexpr const char* kNames[] = {"none", "full", "cheap", "function"};
+  std::string text = op_function ? "selective" : kNames[static_cast<int>(kind_)];
+  if (kind_ == Kind::Full && !anchors_) {
+    text += ", no anchors";
+  }
+  if (!edits_graph) {
+    text += ", not lean";
+  }
+  if (!keep_.empty()) {
+    text += ", keep " + joined(keep_);
+  }
+  if (!drop_.empty()) {
+    text += ", drop " + joined(drop_);
+  }
+  return text;
+}
+
+}  // namespace detail
 
 }  // namespace retape

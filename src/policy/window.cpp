@@ -1,6 +1,6 @@
 #include "policy/window.h"
 
-#include "policy/policy_impl.h"
+#include "policy/policy_rules.h"
 #include "tape/min_cut.h"
 #include "tape/region.h"
 
@@ -122,7 +122,7 @@ void Window::close() {
 }
 
 bool Window::replays(const Op& op) const {
-  return op.info->cheap || region_.policy.impl().named_to_drop(*op.info);
+  return op.info->cheap || rules_.is_named_to_drop(*op.info);
 }
 
 void Window::decide() {

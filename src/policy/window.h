@@ -13,10 +13,14 @@
 namespace retape::detail {
 
 class CutGraph;
+class PolicyRules;
 
 class Window final : public Decider {
  public:
-  Window(Region& region, Shelf& shelf) : region_(region), shelf_(shelf) {}
+  Window(const PolicyRules& rules, Region& region, Shelf& shelf)
+      : rules_(rules),
+        region_(region),
+        shelf_(shelf) {}
 
   void before_op() override;
   void made(Value& value) override;
@@ -37,6 +41,7 @@ class Window final : public Decider {
   void cut_long_chains();
   bool replays(const Op& op) const;  // cheaply, or because the user says so
 
+  const PolicyRules& rules_;
   Region& region_;
   Shelf& shelf_;
   Frontier frontier_;

@@ -29,12 +29,8 @@ namespace retape::detail {
 
 namespace {
 
-// Not where the user has said what is dropped.
 bool may_hold(const Value& value) {
-  const auto& policy = value.region->policy.impl();
-  const bool ours = policy.kind == Policy::Impl::Kind::Full ||
-      policy.kind == Policy::Impl::Kind::Cheap;
-  return ours && policy.drop.empty() && !value.discardable;
+  return value.region->may_hold_results && !value.discardable;
 }
 
 // Kept for now, with what it would be replayed from: the policy may drop it again.
@@ -44,7 +40,7 @@ bool is_tentative(const Value& value) {
 
 // Of `full`. What a window of `cheap` holds is decided when the window is.
 bool is_anchor(const Value& value) {
-  return is_tentative(value) && value.region->policy.impl().kind == Policy::Impl::Kind::Full;
+  return is_tentative(value) && value.region->holds_anchors;
 }
 
 // Which values to hold, as a cut between roots and what autograd will ask for: each value is two

@@ -28,7 +28,4 @@ class Decider {
   virtual void close() = 0;        // forward is over: decide what is left
 };
 
-// Null for a policy that decides everything at birth.
-std::unique_ptr<Decider> make_decider(Region& region, Shelf& shelf);
-
 }  // namespace retape::detail

@@ -3,7 +3,6 @@
 #include "record/recorder.h"
 
 #include "check/replay_checker.h"
-#include "policy/op_question.h"
 #include "record/token.h"
 #include "residency/bytes.h"
 #include "tape/each_tensor.h"
@@ -80,17 +79,18 @@ void Recorder::run(
   } landing{*this};
 
   hold_no_more_than_eager_so_far();
-  const auto birth = region().policy.impl().birth(info);
-  const OpQuestion question(region().policy.impl(), info, *stack);
+  const auto& rules = *scope().rules;
+  const auto birth = rules.birth(info);
+  const auto question = rules.question(info, *stack);
   const bool recorded = info.has_recipe && birth != Birth::Keep;
-  if (!recorded && !info.uninitialized && !info.changes_arguments() && !region().decider) {
+  if (!recorded && !info.uninitialized && !info.changes_arguments() && !scope().decider) {
     handle.redispatchBoxed(below, stack);  // its results are roots, found when somebody reads them
     note_results_made_here(info, *stack);
     if (info.is_custom) {
       note_opaque(info, *stack);
     }
     if (question) {
-      question.ask(region().name, *stack);
+      question->ask(region().name, *stack);
     }
     return;
   }
@@ -125,7 +125,7 @@ void Recorder::run(
       show(flight, made);
     }
     if (question) {
-      const bool keep = question.ask(region().name, *stack) == Decision::Keep && flight.op;
+      const bool keep = question->ask(region().name, *stack) == Decision::Keep && flight.op;
       std::for_each(made.begin(), made.end(), [&](Made& item) { item.keep |= keep; });
     } else if (flight.op && birth == Birth::Ask) {
       ask(flight, made);  // without the lock: a user's function may run anything
@@ -167,10 +167,10 @@ void Recorder::pass(
     const OpInfo& info,
     c10::DispatchKeySet below,
     torch::jit::Stack* stack) const {
-  const OpQuestion question(scopes_.back()->policy.impl(), info, *stack);
+  const auto question = scope().rules->question(info, *stack);
   handle.redispatchBoxed(below, stack);
   if (question) {
-    question.ask(scopes_.back()->name, *stack);
+    question->ask(region().name, *stack);
   }
 }
 
@@ -183,14 +183,14 @@ void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
       flags_ = interned(flags);
     }
     flight.op->info = &info;
-    flight.op->region = scopes_.back();
+    flight.op->region = scope().region;
     flight.op->flags = flags_;
     flight.op->order = order_++;
   }
 
   TapeLock lock(*tape_);
-  if (region().decider) {
-    region().decider->before_op();
+  if (scope().decider) {
+    scope().decider->before_op();
   }
   for (size_t i = 0; i < args.size(); ++i) {
     const auto effect = info.changes_arguments() ? effect_on(info, args, i) : Effect::Reads;
@@ -359,7 +359,6 @@ c10::SmallVector<Recorder::Made, 2> Recorder::made_by(
 }
 
 void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
-  const auto& impl = scopes_.back()->policy.impl();
   size_t output = 0;
   for (auto& item : made) {
     if (item.keep) {
@@ -373,13 +372,13 @@ void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const
     const ValueInfo info{
         flight.info->name.name,
         flight.info->name.overload_name,
-        scopes_.back()->name,
+        region().name,
         view.sizes(),
         view.dtype(),
         storage.nbytes(),
         output++,
         flight.info->cheap};
-    item.keep = impl.decide(info) == Decision::Keep;
+    item.keep = scope().rules->decide(info) == Decision::Keep;
   }
 }
 
@@ -452,8 +451,8 @@ void Recorder::enter(Flight& flight, Made& made) {
     value->uninitialized = true;
   }
   set_current(storage.unsafeGetStorageImpl(), value);
-  if (flight.op && region().decider) {
-    region().decider->made(*value);
+  if (flight.op && scope().decider) {
+    scope().decider->made(*value);
   }
 }
 

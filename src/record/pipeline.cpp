@@ -116,7 +116,7 @@ void look_at(
     recorder->pass(op, info, to_kernel(below), stack);
   } else {
     recorder->run(op, info, to_kernel(below), stack);
-    if (info.after_op != nullptr && !in_handler && recorder->region().policy.impl().lean) {
+    if (info.after_op != nullptr && !in_handler && recorder->scope().rules->edits_graph) {
       info.after_op(torch::jit::peek(*stack, 0, info.returns).toTensor());
     }
   }

@@ -55,10 +55,10 @@ Recorder* Recorder::current() {
 }
 
 bool Recorder::in_other_backward() const {
-  return torch::autograd::get_current_graph_task_id() != scopes_.back()->graph_task;
+  return torch::autograd::get_current_graph_task_id() != scope().graph_task;
 }
 
-void Recorder::open(std::shared_ptr<Region> region) {
+void Recorder::open(std::shared_ptr<Scope> scope) {
   if (current_recorder == nullptr) {
     if (!own_recorder) {
       own_recorder.reset(new Recorder);
@@ -71,16 +71,16 @@ void Recorder::open(std::shared_ptr<Region> region) {
     see_ops(true);
   }
   auto& recorder = *current_recorder;
-  region->decider = make_decider(*region, recorder);
-  region->open = true;
+  scope->decider = scope->rules->decider(*scope->region, recorder);
+  scope->open = true;
   if (recorder.tape_->examiner) {
-    recorder.tape_->examiner->opened(region);
+    recorder.tape_->examiner->opened(scope->region);
   }
-  recorder.scopes_.push_back(std::move(region));
+  recorder.scopes_.push_back(std::move(scope));
 }
 
-void Recorder::unwind(Region& region) {
-  const auto is_it = [&](const auto& scope) { return scope.get() == &region; };
+void Recorder::unwind(Scope& scope) {
+  const auto is_it = [&](const auto& other) { return other.get() == &scope; };
   if (current_recorder == nullptr ||
       std::none_of(current_recorder->scopes_.begin(), current_recorder->scopes_.end(), is_it)) {
     return;  // the thread that opened it has ended, and another has its id
@@ -88,7 +88,7 @@ void Recorder::unwind(Region& region) {
   auto& recorder = *current_recorder;
   for (bool last = false; !last;) {
     const auto innermost = recorder.scopes_.back();
-    last = innermost.get() == &region;
+    last = innermost.get() == &scope;
     TapeLock lock(*recorder.tape_);
     if (innermost->decider) {
       innermost->decider->close();
@@ -97,7 +97,7 @@ void Recorder::unwind(Region& region) {
     innermost->open = false;
     recorder.scopes_.pop_back();
     if (!recorder.scopes_.empty()) {
-      recorder.hand_over(*innermost);
+      recorder.hand_over(*innermost->region);
     }
   }
   if (recorder.scopes_.empty()) {
@@ -109,9 +109,7 @@ void Recorder::unwind(Region& region) {
 // kept: somebody drew a boundary here. Not in a scope that drops everything, boundaries too, nor in
 // one whose own function decides.
 void Recorder::hand_over(const Region& inner) {
-  const auto& around = region().policy.impl();
-  const bool drops = around.kind == Policy::Impl::Kind::Full && !around.anchors;
-  if (drops || around.kind == Policy::Impl::Kind::Function) {
+  if (!scope().rules->keeps_boundaries) {
     return;
   }
   std::vector<c10::intrusive_ptr<Value>> left;
@@ -264,7 +262,7 @@ void Recorder::remember_aliases(
 c10::intrusive_ptr<Value> Recorder::describe(
     const c10::Storage& storage, const c10::VariableVersion& counter) {
   auto value = c10::make_intrusive<Value>();
-  value->region = scopes_.back();
+  value->region = scope().region;
   value->home = storage.getWeakStorageImpl();
   // Below autograd a result may still be wrapped anew (factories are), with another counter, and
   // only if nobody holds this one: then the counter is taken when the tensor is first seen.
@@ -451,8 +449,8 @@ bool Recorder::may_drop(const at::Tensor& tensor) {
   }
   if (!is_plain(tensor)) {
     TapeLock lock(*tape_);
-    if (is_wrapper(tensor) && region().decider) {
-      region().decider->saved_wrapper();
+    if (is_wrapper(tensor) && scope().decider) {
+      scope().decider->saved_wrapper();
     }
     return false;
   }
@@ -471,8 +469,8 @@ bool Recorder::may_drop(const at::Tensor& tensor) {
   }
   // Lean nodes write over what they have used, if nothing else holds the tensor: a token gives them
   // one of their own.
-  const auto& policy = region().policy.impl();
-  if (flight_ != nullptr && policy.kind == Policy::Impl::Kind::None && policy.lean && !is_object) {
+  const auto& rules = *scope().rules;
+  if (flight_ != nullptr && rules.drops_nothing && rules.edits_graph && !is_object) {
     return true;
   }
   const auto value = find(storage, tensor.unsafeGetTensorImpl()->version_counter());
@@ -534,9 +532,8 @@ void Recorder::count_kept(const c10::Storage& storage) {
 }
 
 void Recorder::note_opaque(const OpInfo& info, const torch::jit::Stack& stack) {
-  const auto& policy = region().policy.impl();
-  if (policy.kind == Policy::Impl::Kind::None || policy.kind == Policy::Impl::Kind::Cheap ||
-      policy.birth(info) == Birth::Keep) {
+  const auto& rules = *scope().rules;
+  if (!rules.reports_kept_ops || rules.birth(info) == Birth::Keep) {
     return;  // it would be kept in any case
   }
   TapeLock lock(*tape_);
@@ -576,6 +573,13 @@ void Recorder::bind_waiting(Flight& flight) {
   flight.waiting.clear();
 }
 
+// Null once its scope is closed.
+Decider* Recorder::decider_of(const Region& region) const {
+  const auto is_it = [&](const auto& scope) { return scope->region.get() == &region; };
+  const auto it = std::find_if(scopes_.rbegin(), scopes_.rend(), is_it);
+  return it == scopes_.rend() ? nullptr : (*it)->decider.get();
+}
+
 void Recorder::bind(Token& token) {
   auto value = find(token.storage_, token.counter_);
   if (value && value->recipe && !value->home_moved()) {
@@ -588,8 +592,8 @@ void Recorder::bind(Token& token) {
         counters.values_dropped.add(1);
         counters.bytes_dropped.add(value->nbytes);
       }
-      if (value->region->decider) {
-        value->region->decider->saved(*value);
+      if (auto* decider = decider_of(*value->region)) {
+        decider->saved(*value);
       }
       saved_values_.add(*value);
     }

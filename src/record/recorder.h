@@ -5,11 +5,10 @@
 // memory: who keeps what is for the policy to say.
 #pragma once
 
-#include "policy/policy_impl.h"
 #include "record/decider.h"
 #include "record/foreign_memory.h"
+#include "record/scope.h"
 #include "record/weak_storages.h"
-#include "tape/region.h"
 #include "tape/tape.h"
 
 #include <ATen/core/stack.h>
@@ -29,8 +28,8 @@ class Recorder final : private Shelf {
   static Recorder* current();
 
   // Scopes nest; the outermost one makes the recorder and its tape, and ends them.
-  static void open(std::shared_ptr<Region> region);
-  static void unwind(Region& region);  // closes it, and what is open inside it
+  static void open(std::shared_ptr<Scope> scope);
+  static void unwind(Scope& scope);  // closes it, and what is open inside it
 
   // In a backward that the scope was not opened in: what autograd does there is not forward.
   bool in_other_backward() const;
@@ -41,8 +40,8 @@ class Recorder final : private Shelf {
   // What `tensor` (plain) shows, if op number `first` or a later one made it and can be replayed.
   c10::intrusive_ptr<Value> made_since(uint64_t first, const at::Tensor& tensor);
   size_t depth() const { return scopes_.size(); }
-  Region& region() { return *scopes_.back(); }
-  const std::shared_ptr<Region>& innermost() const { return scopes_.back(); }
+  Scope& scope() const { return *scopes_.back(); }  // the innermost one
+  Region& region() const { return *scope().region; }
 
   // What happens now is not forward: an op is running already, or a backward.
   bool off() const { return flight_ != nullptr || in_other_backward(); }
@@ -214,6 +213,7 @@ class Recorder final : private Shelf {
   void abandon(Flight& flight);
   void bind_waiting(Flight& flight);
   void bind(Token& token);
+  Decider* decider_of(const Region& region) const;
 
   c10::intrusive_ptr<Value> find(
       const c10::Storage& storage,
@@ -234,7 +234,7 @@ class Recorder final : private Shelf {
   bool sweep_if_worth_it();
 
   c10::intrusive_ptr<Tape> tape_;
-  std::vector<std::shared_ptr<Region>> scopes_;
+  std::vector<std::shared_ptr<Scope>> scopes_;
   ska::flat_hash_map<const c10::StorageImpl*, Entry> table_;
   // Roots that autograd saved.
   ska::flat_hash_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> given_;

@@ -19,7 +19,7 @@ bool is_asked(const Watch& watch) {
 // Hooks that the user pushed inside the scope are the innermost ones, so they win.
 bool is_asked(Recorder& recorder) {
   const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
-  return !hooks.is_tracing && hooks.stack.size() <= recorder.region().hooks_outside &&
+  return !hooks.is_tracing && hooks.stack.size() <= recorder.scope().hooks_outside &&
       !recorder.in_other_backward();
 }
 

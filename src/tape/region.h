@@ -1,9 +1,6 @@
-// Region: a named stretch of forward with one policy, and what was counted in it.
+// Region: a named stretch of forward, and what was counted in it.
 #pragma once
 
-#include "record/decider.h"
-
-#include <retape/policy.h>
 #include <retape/stats.h>
 
 #include <algorithm>
@@ -12,7 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 namespace retape::detail {
@@ -51,18 +48,12 @@ class KeptOps {
 };
 
 struct Region {
-  Region(Policy policy, std::string name);
+  explicit Region(std::string name) : name(std::move(name)) {}
 
-  const Policy policy;
   const std::string name;
-  const std::thread::id thread = std::this_thread::get_id();
-  bool open = false;
-  bool inert = false;                // made under Eager: open in name only
-  bool timed = false;                // counts replay_ns
-  bool packs_all = false;            // autograd holds tokens of what is kept too, not the tensors
-  size_t hooks_outside = 0;          // saved-tensor hooks of the user that were there before
-  int graph_task = -1;               // backward it was opened in, if any
-  std::unique_ptr<Decider> decider;  // null where every decision is taken at birth
+  bool timed = false;             // counts replay_ns
+  bool may_hold_results = false;  // in the place of larger roots
+  bool holds_anchors = false;     // what is kept here may be dropped again
   Counters counters;
   KeptOps kept_ops;
 

@@ -21,6 +21,7 @@ OWNERS = {
     "check.h": "check",
     "checkpoint.h": "frontends",
     "compare.h": "check",
+    "decision.h": "record",
     "dry_run.h": "measure",
     "eager.h": "frontends",
     "flops.h": "measure",
@@ -44,15 +45,11 @@ OWNERS = {
 KNOWN = frozenset(
     {
         "record/op_recording.cpp -> check/replay_checker.h",
-        "record/op_recording.cpp -> policy/op_question.h",
         "record/recorder.cpp -> check/replay_checker.h",
-        "record/recorder.h -> policy/policy_impl.h",
         "record/token.cpp -> check/fault_hooks.h",
         "record/token.cpp -> check/replay_checker.h",
         "replay/fetch.cpp -> check/fault_hooks.h",
         "replay/fetch.cpp -> check/replay_checker.h",
-        "tape/region.h -> record/decider.h",
-        "tape/region.h -> retape/policy.h",
         "tape/value.h -> check/op_snapshot.h",
     }
 )
