@@ -7,6 +7,8 @@
 #include <retape/replayable.h>
 
 #include <pybind11/stl.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -180,9 +182,13 @@ void bind_recompute(py::module_& module) {
       .def_property_readonly("policy", &Scope::policy);
 
   module.def("is_recording", &is_recording);
-  module.def("will_write", [](const py::args& tensors) {
+  module.def("will_write", [](const py::args& tensors) {  // or storages
     for (const auto& tensor : tensors) {
-      will_write(tensor.cast<at::Tensor>());
+      if (torch::isStorage(tensor.ptr())) {
+        will_write(THPStorage_Unpack(tensor.ptr()));
+      } else {
+        will_write(tensor.cast<at::Tensor>());
+      }
     }
   });
   module.def(

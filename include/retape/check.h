@@ -50,7 +50,7 @@ struct SeenRegion {
 };
 
 namespace detail {
-class Examiner;
+class ReplayChecker;
 }
 
 // While it lives, scopes that open, on any thread, are watched. One at a time.
@@ -75,7 +75,7 @@ class RETAPE_API Observer {
   uint64_t bytes_held() const;
 
  private:
-  std::shared_ptr<detail::Examiner> examiner_;
+  std::shared_ptr<detail::ReplayChecker> checker_;
 };
 
 namespace detail {

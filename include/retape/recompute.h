@@ -59,6 +59,7 @@ class RETAPE_API Recompute {
 // numpy) writes to `tensor`: recipes that read it keep what it holds now, and what it holds then is
 // kept.
 RETAPE_API void will_write(const at::Tensor& tensor);
+RETAPE_API void will_write(const c10::Storage& storage);
 
 // True on a thread that has a scope open.
 RETAPE_API bool is_recording();

@@ -1,6 +1,7 @@
 """What torch does past its dispatcher, shown to the tape. Installed when the first scope opens.
 
-- `Tensor.apply_`, `map_` and `map2_` write to a tensor without a dispatcher call.
+- `Tensor.apply_`, `map_` and `map2_` write to a tensor without a dispatcher call, and some methods
+  of storages write to them or free them.
 - `grad_fn._raw_saved_self.register_hooks` finds the hooks of a scope on what the scope may drop.
 - Compiled functions write to their inputs in kernels of their own.
 - Higher-order operators (`torch.cond`, `flex_attention`) have a dispatcher in Python, which must let
@@ -27,21 +28,23 @@ from retape import _C
 def install() -> None:
     """Once per process."""
     for name in ("apply_", "map_", "map2_"):
-        _announce_write(name)
+        _announce_write(torch.Tensor, name)
+    for name in ("resize_", "byteswap", "_set_from_file"):
+        _announce_write(torch.UntypedStorage, name)
     _let_higher_order_ops_through()
     _make_room_for_hooks()
     _WhenImported("torch._functorch._aot_autograd.runtime_wrappers", _announce_compiled_writes)
 
 
-def _announce_write(name: str) -> None:
-    method = getattr(torch.Tensor, name)
+def _announce_write(cls: type, name: str) -> None:
+    method = getattr(cls, name)
 
     @functools.wraps(method)
-    def announced(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def announced(self: Any, *args: Any, **kwargs: Any) -> Any:
         _C.will_write(self)
         return method(self, *args, **kwargs)
 
-    setattr(torch.Tensor, name, announced)
+    setattr(cls, name, announced)
 
 
 def _make_room_for_hooks() -> None:

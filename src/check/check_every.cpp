@@ -1,4 +1,5 @@
 #include "check/replay_checker.h"
+#include "record/token.h"
 
 #include <retape/check.h>
 #include <retape/error.h>
@@ -17,9 +18,9 @@ namespace retape {
 
 namespace detail {
 
-std::atomic<bool> steps_are_counted{false};
-
 namespace {
+
+void note_step();
 
 uint64_t from_environment() {
   const char* set = std::getenv("RETAPE_CHECK");
@@ -51,46 +52,19 @@ struct Schedule {
   std::mutex passes_mutex;
   std::array<int, 64> passes = no_passes();  // that were counted last, in a ring
   size_t next_pass = 0;
-  const std::shared_ptr<Examiner> raising = std::make_shared<Examiner>(false, false);
+  const std::shared_ptr<ReplayChecker> raising = std::make_shared<ReplayChecker>(false, false);
 };
 
 Schedule& schedule() {
   static auto* instance = [] {
     auto* made = new Schedule;
-    steps_are_counted.store(made->every.load() != 0);
+    set_unpack_listener(made->every.load() != 0 ? &note_step : nullptr);
     return made;
   }();
   return *instance;
 }
 
-std::mutex observer_mutex;
-std::atomic<bool> is_observed{false};
-std::shared_ptr<Examiner>& observer() {
-  static auto* instance = new std::shared_ptr<Examiner>;
-  return *instance;
-}
-
-std::mutex finder_mutex;
-std::function<std::string()>& finder() {
-  static auto* instance = new std::function<std::string()>;
-  return *instance;
-}
-
-}  // namespace
-
-std::shared_ptr<Examiner> Examiner::now() {
-  if (is_observed.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> lock(observer_mutex);
-    if (observer()) {
-      return observer();
-    }
-  }
-  auto& plan = schedule();
-  const uint64_t every = plan.every.load(std::memory_order_relaxed);
-  const bool due = every != 0 && plan.steps.load(std::memory_order_relaxed) % every == 0;
-  return due ? plan.raising : nullptr;
-}
-
+// A backward asks for a saved tensor: counts it as a step, once.
 void note_step() {
   auto& plan = schedule();
   const int pass = torch::autograd::get_current_graph_task_id();
@@ -103,6 +77,34 @@ void note_step() {
     plan.passes[plan.next_pass++ % plan.passes.size()] = pass;
     plan.steps.fetch_add(1, std::memory_order_relaxed);
   }
+}
+
+std::mutex observer_mutex;
+std::atomic<bool> is_observed{false};
+std::shared_ptr<ReplayChecker>& observer() {
+  static auto* instance = new std::shared_ptr<ReplayChecker>;
+  return *instance;
+}
+
+std::mutex finder_mutex;
+std::function<std::string()>& finder() {
+  static auto* instance = new std::function<std::string()>;
+  return *instance;
+}
+
+}  // namespace
+
+std::shared_ptr<ReplayChecker> ReplayChecker::now() {
+  if (is_observed.load(std::memory_order_acquire)) {
+    std::lock_guard<std::mutex> lock(observer_mutex);
+    if (observer()) {
+      return observer();
+    }
+  }
+  auto& plan = schedule();
+  const uint64_t every = plan.every.load(std::memory_order_relaxed);
+  const bool due = every != 0 && plan.steps.load(std::memory_order_relaxed) % every == 0;
+  return due ? plan.raising : nullptr;
 }
 
 void set_source_finder(std::function<std::string()> to) {
@@ -125,7 +127,7 @@ void check_every(uint64_t n) {
   auto& plan = detail::schedule();
   plan.every.store(n);
   plan.steps.store(0);
-  detail::steps_are_counted.store(n != 0);
+  detail::set_unpack_listener(n != 0 ? &detail::note_step : nullptr);
 }
 
 uint64_t check_every() {
@@ -138,12 +140,12 @@ CheckStats check_stats() {
 }
 
 Observer::Observer(Options options)
-    : examiner_(std::make_shared<detail::Examiner>(true, options.copies)) {
+    : checker_(std::make_shared<detail::ReplayChecker>(true, options.copies)) {
   std::lock_guard<std::mutex> lock(detail::observer_mutex);
   if (detail::observer()) {
     throw UsageError("[Observer] another one is looking. Fix: one at a time in a process.");
   }
-  detail::observer() = examiner_;
+  detail::observer() = checker_;
   detail::is_observed.store(true, std::memory_order_release);
 }
 
@@ -154,19 +156,19 @@ Observer::~Observer() {
 }
 
 std::vector<Finding> Observer::findings() const {
-  return examiner_->findings();
+  return checker_->findings();
 }
 
 std::vector<SeenRegion> Observer::regions() const {
-  return examiner_->regions();
+  return checker_->regions();
 }
 
 uint64_t Observer::values_checked() const {
-  return examiner_->values_checked();
+  return checker_->values_checked();
 }
 
 uint64_t Observer::bytes_held() const {
-  return examiner_->bytes_held();
+  return checker_->bytes_held();
 }
 
 }  // namespace retape

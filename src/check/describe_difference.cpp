@@ -10,12 +10,12 @@
 
 namespace retape::detail {
 
-Told describe_result(const Seen& then, const at::Tensor& now, const Digest& digest) {
+Told describe_result(const ValueSnapshot& then, const at::Tensor& now, const Digest& digest) {
   const auto made = "what it makes (" + then.digest.shape() + ") is not what it made in forward: ";
   if (!then.copy.defined()) {
     return {"values", made + then.digest.difference(digest)};
   }
-  Unseen unseen;
+  UntrackedGuard untracked;
   const auto difference = compare(then.copy, now);
   if (!difference) {
     return {"NaN payload", made + "a NaN has other bits"};
@@ -37,7 +37,7 @@ Told describe_result(const Seen& then, const at::Tensor& now, const Digest& dige
 
 Told describe_input(const Op& op, size_t index, const at::Tensor& tensor) {
   const auto& input = op.inputs[index];
-  const Digest& then = op.witness->inputs[index];
+  const Digest& then = snapshot(op)->inputs[index];
   std::ostringstream text;
   text << "argument \"" << op.info->handle.schema().arguments()[input.arg].name() << "\" ("
        << then.shape() << ")";
@@ -50,7 +50,7 @@ Told describe_input(const Op& op, size_t index, const at::Tensor& tensor) {
     kind = "changed unseen";
     text << " was changed since forward, and its version does not tell";
   } else if (
-      const auto& made = input.value->seen;
+      const auto* made = snapshot(*input.value);
       made && made->digest == Digest(made->view.on(tensor.storage()), /*bits=*/true)) {
     kind = "changed unseen";
     text << " is what its op made; in forward something past the dispatcher changed it before it "

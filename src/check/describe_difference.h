@@ -14,7 +14,7 @@ struct Told {
 };
 
 // An op has made `now`, and `then` in forward. `digest`: of `now`.
-Told describe_result(const Seen& then, const at::Tensor& now, const Digest& digest);
+Told describe_result(const ValueSnapshot& then, const at::Tensor& now, const Digest& digest);
 
 // An op is about to read `tensor` as its input `index`, which is not what it read in forward.
 Told describe_input(const Op& op, size_t index, const at::Tensor& tensor);

@@ -24,7 +24,7 @@ Digest::Digest(const at::Tensor& tensor, bool bits)
   if (!bits_ || tensor.numel() == 0) {
     return;
   }
-  Unseen unseen;
+  UntrackedGuard untracked;
   const auto dense = tensor.is_contiguous() ? tensor : tensor.contiguous();
   const auto* bytes = static_cast<const char*>(dense.const_data_ptr());
   hash_ = XXH3_64bits(bytes, dense.nbytes());
@@ -51,7 +51,7 @@ std::string Digest::shape() const {
 }
 
 std::string Digest::text_of(const Element& element) const {
-  Unseen unseen;
+  UntrackedGuard untracked;
   auto copy = element;
   const auto value = at::from_blob(copy.data(), {}, at::TensorOptions(dtype_)).item();
   std::ostringstream text;

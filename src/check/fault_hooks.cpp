@@ -121,9 +121,7 @@ at::Tensor in_columns(const at::Tensor& tensor) {
   return tensor.as_strided(tensor.sizes(), strides, tensor.storage_offset());
 }
 
-}  // namespace
-
-void sabotage_arguments(const Op& op, torch::jit::Stack& stack) {
+void change_arguments(const Op& op, torch::jit::Stack& stack) {
   if (injected(Fault::MissingArgument)) {
     miss_argument(op, stack);
   } else if (injected(Fault::DataMutated)) {
@@ -137,7 +135,7 @@ void sabotage_arguments(const Op& op, torch::jit::Stack& stack) {
   }
 }
 
-const OpInfo& sabotaged(const OpInfo& op) {
+const OpInfo& other_op(const OpInfo& op) {
   if (injected(Fault::OtherOp)) {
     for (const auto& [right, wrong] :
          {std::pair("aten::silu", "aten::relu"),
@@ -153,7 +151,7 @@ const OpInfo& sabotaged(const OpInfo& op) {
   return op;
 }
 
-void sabotage_results(c10::ArrayRef<at::Tensor> outputs) {
+void change_results(c10::ArrayRef<at::Tensor> outputs) {
   if (injected(Fault::OneUlp)) {
     change_a_float(outputs, [](uint32_t& bits) {
       const bool can = std::isnormal(as_float(bits));
@@ -175,7 +173,7 @@ void sabotage_results(c10::ArrayRef<at::Tensor> outputs) {
   }
 }
 
-void sabotage_held(const Value& value) {
+void break_held(const Value& value) {
   if (injected(Fault::FreedEarly) && value.tokens > 0) {
     std::memset(value.data.mutable_data(), 0x3d, value.data.nbytes());
     hit();
@@ -186,9 +184,9 @@ void sabotage_held(const Value& value) {
   }
 }
 
-at::Tensor sabotaged(
+at::Tensor wrong_tensor(
     const Tape& tape, const Value& value, const View& view, at::Tensor tensor, bool again) {
-  Unseen unseen;
+  UntrackedGuard untracked;
   auto& side = aside();
   if (injected(Fault::Layout) && tensor.dim() > 1 && tensor.is_contiguous() &&
       tensor.numel() > tensor.size(-1)) {
@@ -231,7 +229,33 @@ at::Tensor sabotaged(
   return tensor;
 }
 
-void forget_sabotage() {
+class FaultyTape final : public TapeObserver {
+ public:
+  void before_replay(ReplayCall& call) override {
+    change_arguments(call.op, call.stack);
+    call.called = &other_op(*call.called);
+  }
+  void after_replay(const Op&, c10::ArrayRef<at::Tensor> results) override {
+    change_results(results);
+  }
+  void held(const Value& value) override { break_held(value); }
+  at::Tensor unpacked(
+      const Tape& tape,
+      const Value& value,
+      const View& saved,
+      at::Tensor tensor,
+      bool again) override {
+    return wrong_tensor(tape, value, saved, std::move(tensor), again);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<TapeObserver> faults_of_new_tape() {
+  return injected(Fault::None) ? nullptr : std::make_shared<FaultyTape>();
+}
+
+void forget_what_faults_put_aside() {
   auto& side = aside();
   std::lock_guard<std::mutex> lock(side.mutex);
   side.leaked.clear();

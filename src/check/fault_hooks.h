@@ -1,35 +1,24 @@
-// Sabotage: what the faults (fault.h) do, where it takes more than leaving something out. Each of
-// these does nothing unless one of its faults is on, and is nothing in a build without faults.
+// What the faults of replay (tape/fault.h) do, as an observer of a tape. Those of a second run are
+// where it runs (frontends/rerun), and four that leave something out are where that is done.
 #pragma once
 
 #include "tape/fault.h"
-#include "tape/tape.h"
-#include "tape/view.h"
+#include "tape/tape_observer.h"
 
-#include <ATen/core/stack.h>
+#include <memory>
 
 namespace retape::detail {
 
 #ifdef RETAPE_FAULTS
 
-void sabotage_arguments(const Op& op, torch::jit::Stack& stack);
-const OpInfo& sabotaged(const OpInfo& op);
-void sabotage_results(c10::ArrayRef<at::Tensor> outputs);
-void sabotage_held(const Value& value);  // replayed, and held for a later use
-at::Tensor sabotaged(
-    const Tape& tape, const Value& value, const View& view, at::Tensor tensor, bool again);
-void forget_sabotage();  // and what was put aside for it
+// Of a tape that begins while a fault is on. Before the checker: it finds what this has broken.
+std::shared_ptr<TapeObserver> faults_of_new_tape();
+void forget_what_faults_put_aside();
 
 #else
 
-inline void sabotage_arguments(const Op&, torch::jit::Stack&) {}
-inline const OpInfo& sabotaged(const OpInfo& op) {
-  return op;
-}
-inline void sabotage_results(c10::ArrayRef<at::Tensor>) {}
-inline void sabotage_held(const Value&) {}
-inline at::Tensor sabotaged(const Tape&, const Value&, const View&, at::Tensor tensor, bool) {
-  return tensor;
+inline std::shared_ptr<TapeObserver> faults_of_new_tape() {
+  return nullptr;
 }
 
 #endif

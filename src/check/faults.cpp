@@ -105,7 +105,7 @@ void inject(const std::string& id) {
   }
   fault_that_is_on.store(id.empty() ? Fault::None : it->fault);
   hits_of_fault.store(0);
-  forget_sabotage();
+  forget_what_faults_put_aside();
 }
 
 bool is_injected(const std::string& id) {

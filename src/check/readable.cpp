@@ -59,7 +59,7 @@ at::Tensor dense(const at::Tensor& tensor, const std::string& what) {
 }  // namespace
 
 at::Tensor readable(const at::Tensor& tensor, const std::string& what) {
-  Unseen unseen;
+  UntrackedGuard untracked;
   return dense(tensor, what).contiguous();
 }
 
@@ -67,7 +67,7 @@ at::Tensor frozen(const at::Tensor& tensor, const std::string& what) {
   if (!tensor.defined()) {
     return tensor;
   }
-  Unseen unseen;
+  UntrackedGuard untracked;
   if (tensor.layout() != c10::kStrided && unreadable(tensor) == nullptr) {
     return tensor.clone();  // its layout is compared
   }

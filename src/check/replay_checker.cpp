@@ -57,19 +57,87 @@ bool same_argument(const c10::IValue& then, const c10::IValue& now) {
 
 // ---- forward
 
-uint64_t Examiner::begin_tape() {
+// One tape, by its number.
+class ReplayChecker::OfTape final : public TapeObserver {
+ public:
+  OfTape(std::shared_ptr<ReplayChecker> all, uint64_t number)
+      : all_(std::move(all)),
+        number_(number) {}
+
+  void region_opened(const std::shared_ptr<Region>& region) override { all_->opened(region); }
+
+  std::unique_ptr<Note> before_op(const OpInfo& op, const torch::jit::Stack& stack) override {
+    return all_->closely_ ? snapshot_of(op, stack) : nullptr;
+  }
+
+  std::unique_ptr<Note> made(const at::Tensor& result) override {
+    return all_->snapshot_of_result(View(result), result);
+  }
+
+  // All that was seen of the version before, not of the storage: a reduction's is larger than its
+  // result, and the rest of it is garbage.
+  std::unique_ptr<Note> wrote(
+      const c10::Storage& storage, const View& seen, const Note* before) override {
+    const View& view = before != nullptr ? static_cast<const ValueSnapshot*>(before)->view : seen;
+    return all_->snapshot_of_result(view, view.on(storage));
+  }
+
+  void entered(const Op& op, const Value& value) override {
+    if (snapshot(value) != nullptr) {
+      all_->enter(number_, op, value);
+    }
+  }
+
+  void before_replay(ReplayCall& call) override {
+    if (snapshot(call.op) != nullptr) {
+      all_->examine_writes(call);
+      all_->before(call);
+    }
+  }
+
+  void after_replay(const Op& op, c10::ArrayRef<at::Tensor>) override {
+    if (snapshot(op) != nullptr) {
+      all_->after(op);
+    }
+  }
+
+  void replayed(
+      Tape& tape, const Op& op, const Value& value, const c10::Storage& storage) override {
+    if (snapshot(value) != nullptr) {
+      all_->replayed(tape, op, value, storage);
+    }
+  }
+
+  at::Tensor unpacked(
+      const Tape&, const Value& value, const View& saved, at::Tensor tensor, bool again) override {
+    all_->unpacked(number_, value, saved, tensor, again);
+    return tensor;
+  }
+
+ private:
+  const std::shared_ptr<ReplayChecker> all_;
+  const uint64_t number_;
+};
+
+std::shared_ptr<TapeObserver> ReplayChecker::observer_of_new_tape(
+    std::shared_ptr<ReplayChecker> self) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return ++tapes_;
+  return std::make_shared<OfTape>(std::move(self), ++tapes_);
 }
 
-void Examiner::opened(std::shared_ptr<Region> region) {
+std::shared_ptr<TapeObserver> checker_of_new_tape() {
+  auto checker = ReplayChecker::now();
+  return checker ? checker->observer_of_new_tape(checker) : nullptr;
+}
+
+void ReplayChecker::opened(std::shared_ptr<Region> region) {
   if (closely_) {
     std::lock_guard<std::mutex> lock(mutex_);
     regions_.push_back(std::move(region));
   }
 }
 
-std::shared_ptr<SeenCall> Examiner::called(std::string name) {
+std::shared_ptr<SeenCall> ReplayChecker::called(std::string name) {
   auto call = std::make_shared<SeenCall>();
   call->name = std::move(name);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -77,34 +145,44 @@ std::shared_ptr<SeenCall> Examiner::called(std::string name) {
   return call;
 }
 
-std::unique_ptr<Seen> Examiner::seen(const at::Tensor& made) const {
-  auto seen = std::make_unique<Seen>(Seen{View(made), Digest(made, /*bits=*/true), {}});
-  if (!seen->digest.has_bits()) {
+std::unique_ptr<ValueSnapshot> ReplayChecker::snapshot_of_result(
+    View view, const at::Tensor& made) const {
+  auto taken = std::make_unique<ValueSnapshot>(std::move(view), Digest(made, /*bits=*/true));
+  if (!taken->digest.has_bits()) {
     return nullptr;
   }
   if (copies_) {
-    Unseen unseen;
-    seen->copy = made.detach().clone();
+    UntrackedGuard untracked;
+    taken->copy = made.detach().clone();
   }
-  return seen;
+  return taken;
 }
 
-std::unique_ptr<Witness> Examiner::witness(const OpInfo& op, const torch::jit::Stack& stack) const {
-  return closely_ ? witness_of(op, stack) : nullptr;
-}
-
-void Examiner::enter(uint64_t tape, const Op& op, const Value& value) {
+void ReplayChecker::enter(uint64_t tape, const Op& op, const Value& value) {
   if (closely_) {
     std::lock_guard<std::mutex> lock(mutex_);
-    made_.emplace(value.seen->digest.hash(), Where{tape, op.order});
+    made_.emplace(snapshot(value)->digest.hash(), Where{tape, op.order});
   }
 }
 
 // ---- replay
 
-void Examiner::before(const Op& op, const OpInfo& called, const torch::jit::Stack& stack) {
-  const Witness& then = *op.witness;
-  const c10::ArrayRef<c10::IValue> args(stack);
+// No other use of a value may need what the op is about to write.
+void ReplayChecker::examine_writes(const ReplayCall& call) {
+  for (size_t i = 0; i < call.op.inputs.size(); ++i) {
+    const auto& input = call.op.inputs[i];
+    if (input.role == Role::Write && input.value->hold != Hold::None &&
+        input.value->data.is_alias_of(call.inputs[i])) {
+      found(call.op, "overwritten", "it writes to a replayed value that somebody else still needs");
+    }
+  }
+}
+
+void ReplayChecker::before(const ReplayCall& call) {
+  const Op& op = call.op;
+  const OpInfo& called = *call.called;
+  const OpSnapshot& then = *snapshot(op);
+  const c10::ArrayRef<c10::IValue> args(call.stack);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     misled_.erase(&op);
@@ -145,14 +223,14 @@ void Examiner::before(const Op& op, const OpInfo& called, const torch::jit::Stac
 }
 
 // What it makes will not be what it made in forward, and why is told already.
-void Examiner::mislead(const Op& op) {
+void ReplayChecker::mislead(const Op& op) {
   std::lock_guard<std::mutex> lock(mutex_);
   misled_.insert(&op);
 }
 
-void Examiner::examine_generator(
+void ReplayChecker::examine_generator(
     const Op& op, const OpInfo& called, c10::ArrayRef<c10::IValue> args) {
-  const Witness& then = *op.witness;
+  const OpSnapshot& then = *snapshot(op);
   if (!then.generator.defined() || !op.draw) {
     return;
   }
@@ -175,9 +253,9 @@ void Examiner::examine_generator(
   }
 }
 
-void Examiner::examine_input(const Op& op, size_t index, const at::Tensor& tensor) {
+void ReplayChecker::examine_input(const Op& op, size_t index, const at::Tensor& tensor) {
   const Digest now(tensor, /*bits=*/true);
-  if (op.witness->inputs[index] == now) {
+  if (snapshot(op)->inputs[index] == now) {
     return;
   }
   {
@@ -192,10 +270,10 @@ void Examiner::examine_input(const Op& op, size_t index, const at::Tensor& tenso
 }
 
 // Ops read a value through views of their own: as its op made it, it may be known.
-bool Examiner::is_known_to_be_wrong(
+bool ReplayChecker::is_known_to_be_wrong(
     const Value& value, const at::Tensor& tensor, const Digest& now) {
   bool known = !wrong_.insert(now.hash()).second;
-  if (const auto& made = value.seen) {
+  if (const auto* made = snapshot(value)) {
     const Digest whole(made->view.on(tensor.storage()), /*bits=*/true);
     if (!(made->digest == whole) && whole.hash() != now.hash()) {
       known = !wrong_.insert(whole.hash()).second || known;
@@ -204,11 +282,7 @@ bool Examiner::is_known_to_be_wrong(
   return known;
 }
 
-void Examiner::writes_what_is_needed(const Op& op) {
-  found(op, "overwritten", "it writes to a replayed value that somebody else still needs");
-}
-
-void Examiner::after(const Op& op) {
+void ReplayChecker::after(const Op& op) {
   std::vector<uint64_t> hashes;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -216,7 +290,7 @@ void Examiner::after(const Op& op) {
     scratch_.erase(&op);
   }
   for (size_t i = 0; i < hashes.size(); ++i) {
-    if (bytes_hash(op.witness->scratch[i]) != hashes[i]) {
+    if (bytes_hash(snapshot(op)->scratch[i]) != hashes[i]) {
       found(
           op,
           "written by replay",
@@ -225,8 +299,9 @@ void Examiner::after(const Op& op) {
   }
 }
 
-void Examiner::replayed(Tape& tape, const Op& op, const Value& value, const c10::Storage& storage) {
-  const Seen& then = *value.seen;
+void ReplayChecker::replayed(
+    Tape& tape, const Op& op, const Value& value, const c10::Storage& storage) {
+  const ValueSnapshot& then = *snapshot(value);
   if (storage.nbytes() != value.nbytes) {
     return;  // replay itself says so
   }
@@ -252,13 +327,13 @@ void Examiner::replayed(Tape& tape, const Op& op, const Value& value, const c10:
   }
 }
 
-void Examiner::unpacked(
+void ReplayChecker::unpacked(
     uint64_t tape, const Value& value, const View& saved, const at::Tensor& tensor, bool again) {
-  if (!closely_ || !value.seen || !value.recipe) {
+  if (!closely_ || value.note == nullptr || !value.recipe) {
     return;
   }
   const Op& op = *value.recipe;
-  const Seen& then = *value.seen;
+  const ValueSnapshot& then = *snapshot(value);
   if (tensor.scalar_type() != saved.dtype()) {
     found(
         op,
@@ -300,10 +375,15 @@ void Examiner::unpacked(
 
 // ---- what was found
 
-void Examiner::found(const Op& op, std::string kind, const std::string& what) {
+void ReplayChecker::found(const Op& op, std::string kind, const std::string& what) {
   const auto name = c10::toString(op.info->name);
   if (closely_) {
-    found({std::move(kind), name, op.region->name, op.witness ? op.witness->source : "", what});
+    found(
+        {std::move(kind),
+         name,
+         op.region->name,
+         snapshot(op) != nullptr ? snapshot(op)->source : "",
+         what});
     return;
   }
   throw ReplayMismatch(  // under the lock, see errors.h
@@ -313,17 +393,17 @@ void Examiner::found(const Op& op, std::string kind, const std::string& what) {
       "\"}).");
 }
 
-void Examiner::found(Finding finding) {
+void ReplayChecker::found(Finding finding) {
   std::lock_guard<std::mutex> lock(mutex_);
   findings_.push_back(std::move(finding));
 }
 
-std::vector<Finding> Examiner::findings() const {
+std::vector<Finding> ReplayChecker::findings() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return findings_;
 }
 
-std::vector<SeenRegion> Examiner::regions() const {
+std::vector<SeenRegion> ReplayChecker::regions() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<SeenRegion> seen;
   for (const auto& region : regions_) {
@@ -337,12 +417,12 @@ std::vector<SeenRegion> Examiner::regions() const {
   return seen;
 }
 
-uint64_t Examiner::values_checked() const {
+uint64_t ReplayChecker::values_checked() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return values_checked_;
 }
 
-uint64_t Examiner::bytes_held() const {
+uint64_t ReplayChecker::bytes_held() const {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t bytes = 0;
   for (const auto& replayed : replayed_) {

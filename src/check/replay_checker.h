@@ -1,15 +1,10 @@
-// Examiner: compares what replay does with what forward did, for the tapes that were begun while
-// somebody asked for it. Without one, recording and replay pass by a null pointer.
+// ReplayChecker: compares what replay does with what forward did, for the tapes that begin while a
+// comparison is switched on. It observes each of them (tape/tape_observer.h).
 //
-//   forward    seen()         a digest of what an op has made
-//              witness()      how the op ran (closely only)
-//   backward   before(), after()   the op that runs again, its arguments, generator and settings
-//              replayed()     what it has made
-//              unpacked()     what autograd gets
-//
-// For production (check_every) the first difference raises ReplayMismatch. For an Observer it looks
-// closely, and differences are collected in the order they are found: the first is the cause.
-// Threads: any. Its lock is a leaf. No op of a user runs here, and none of its own is seen.
+// In production (check_every) the first difference raises ReplayMismatch. A retape::Observer looks
+// closely: it snapshots ops as well as values, and collects differences in the order in which they
+// are found. The first one is the cause.
+// Threads: any. Its lock is a leaf. No op of a user runs here, and none of its own is recorded.
 #pragma once
 
 #include "check/op_snapshot.h"
@@ -36,33 +31,19 @@ struct SeenCall {
   std::atomic<uint64_t> reruns{0};
 };
 
-class Examiner {
+class ReplayChecker {
  public:
   // For what begins to be recorded now; null: nobody asked.
-  static std::shared_ptr<Examiner> now();
+  static std::shared_ptr<ReplayChecker> now();
 
-  Examiner(bool closely, bool copies) : closely_(closely), copies_(copies) {}
+  ReplayChecker(bool closely, bool copies) : closely_(closely), copies_(copies) {}
 
   bool closely() const { return closely_; }
-  uint64_t begin_tape();
-  void opened(std::shared_ptr<Region> region);
   std::shared_ptr<SeenCall> called(std::string name);
 
-  // Forward.
-  std::unique_ptr<Seen> seen(const at::Tensor& made) const;
-  // Null unless it looks closely.
-  std::unique_ptr<Witness> witness(const OpInfo& op, const torch::jit::Stack& stack) const;
-  void enter(uint64_t tape, const Op& op, const Value& value);
-
-  // Replay of `op`, by a call of `called` with `stack`. Without the tape's lock.
-  void before(const Op& op, const OpInfo& called, const torch::jit::Stack& stack);
-  void after(const Op& op);
-  void replayed(Tape& tape, const Op& op, const Value& value, const c10::Storage& storage);
-  void writes_what_is_needed(const Op& op);
-
-  // Autograd asked for `value` and gets `tensor`, which it saved as `saved`.
-  void unpacked(
-      uint64_t tape, const Value& value, const View& saved, const at::Tensor& tensor, bool again);
+  // The part of it that sees one tape: the first, the second...
+  class OfTape;
+  std::shared_ptr<TapeObserver> observer_of_new_tape(std::shared_ptr<ReplayChecker> self);
 
   // Of the second run of a call, which does its own comparing.
   void found(Finding finding);
@@ -85,7 +66,17 @@ class Examiner {
     uint64_t op;
   };
 
+  void opened(std::shared_ptr<Region> region);
+  std::unique_ptr<ValueSnapshot> snapshot_of_result(View view, const at::Tensor& made) const;
+  void enter(uint64_t tape, const Op& op, const Value& value);
+  void before(const ReplayCall& call);
+  void after(const Op& op);
+  void replayed(Tape& tape, const Op& op, const Value& value, const c10::Storage& storage);
+  void unpacked(
+      uint64_t tape, const Value& value, const View& saved, const at::Tensor& tensor, bool again);
+
   void found(const Op& op, std::string kind, const std::string& what);
+  void examine_writes(const ReplayCall& call);
   void examine_generator(const Op& op, const OpInfo& called, c10::ArrayRef<c10::IValue> args);
   void mislead(const Op& op);
   void examine_input(const Op& op, size_t index, const at::Tensor& tensor);
@@ -108,9 +99,7 @@ class Examiner {
   uint64_t values_checked_ = 0;
 };
 
-extern std::atomic<bool> steps_are_counted;  // check_every is on
-
-// A backward asks for a saved tensor: counts it as a step, once.
-void note_step();
+// Of a tape that begins now; null where no comparison is on.
+std::shared_ptr<TapeObserver> checker_of_new_tape();
 
 }  // namespace retape::detail

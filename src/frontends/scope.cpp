@@ -91,9 +91,16 @@ std::vector<KeptOp> Recompute::kept_ops() const {
   return scope_->region->kept_ops.all();
 }
 
+// Also in a backward inside the scope, whose hooks may write.
 void will_write(const at::Tensor& tensor) {
-  if (auto* recorder = detail::Recorder::current(); recorder != nullptr && !recorder->off()) {
+  if (auto* recorder = detail::Recorder::current(); recorder != nullptr && !recorder->in_op()) {
     recorder->about_to_write(tensor);
+  }
+}
+
+void will_write(const c10::Storage& storage) {
+  if (auto* recorder = detail::Recorder::current(); recorder != nullptr && !recorder->in_op()) {
+    recorder->about_to_write(storage, c10::VariableVersion());
   }
 }
 

@@ -18,7 +18,7 @@ void Anchors::before_op() {
   constexpr size_t kOftenEnough = 8;
   if (++ops_ >= std::max(kOftenEnough, segments_.size())) {
     ops_ = 0;
-    forget_dead();
+    forget_dead_anchors();
   }
   const size_t in_use = frontier_.bytes();
   if (!proposal_.kept.empty()) {
@@ -46,13 +46,13 @@ void Anchors::propose(size_t in_use) {
   });
 }
 
-void Anchors::settle() {
+void Anchors::forget_dead() {
   frontier_.forget_unused();
-  forget_dead();
+  forget_dead_anchors();
 }
 
 // Anchors of graphs that are gone: only the segment holds them.
-void Anchors::forget_dead() {
+void Anchors::forget_dead_anchors() {
   const auto forget = [&](Segment& segment) {
     for (auto& value : segment.kept) {
       if (value.use_count() == 1) {
@@ -82,7 +82,7 @@ void Anchors::forget_dead() {
 }
 
 void Anchors::commit() {
-  forget_dead();
+  forget_dead_anchors();
   since_cut_ -= proposal_.bytes;
   segments_.push_back(std::move(proposal_));
   proposal_ = Segment();

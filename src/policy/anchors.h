@@ -21,7 +21,8 @@ class Anchors final : public Decider {
   void before_op() override;
   void made(Value& value) override;
   void saved(Value& value) override;
-  void settle() override;
+  void settle() override { forget_dead(); }
+  void forget_dead() override;
   void close() override;
 
  private:
@@ -36,7 +37,7 @@ class Anchors final : public Decider {
   void commit();
   void thin();
   void release(Segment& segment);
-  void forget_dead();
+  void forget_dead_anchors();
 
   Region& region_;
   Shelf& shelf_;

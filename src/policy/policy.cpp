@@ -196,10 +196,8 @@ void PolicyRules::set_anchors(bool on) {
   keeps_boundaries = kind_ != Kind::Function && (kind_ != Kind::Full || on);
 }
 
-// What the user has said is dropped is not held again.
 void PolicyRules::drop(const std::vector<std::string>& names) {
   drop_.insert(drop_.end(), names.begin(), names.end());
-  may_hold_results &= drop_.empty();
 }
 
 void PolicyRules::keep(const std::vector<std::string>& names) {
@@ -215,7 +213,7 @@ Birth PolicyRules::birth(const OpInfo& op) const {
     return Birth::Keep;
   }
   if (is_named_to_drop(op)) {
-    return Birth::Drop;
+    return Birth::Obey;
   }
   switch (kind_) {
     case Kind::None:

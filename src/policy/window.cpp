@@ -115,6 +115,19 @@ void Window::settle() {
   decide();
 }
 
+void Window::forget_dead() {
+  frontier_.forget_unused();
+  const auto is_dead = [&](const auto& value) {
+    if (value->needed() || value->in_use_elsewhere()) {
+      return false;
+    }
+    held_bytes_ -= value->hold == Hold::Kept ? value->nbytes : 0;
+    return true;
+  };
+  held_.erase(std::remove_if(held_.begin(), held_.end(), is_dead), held_.end());
+  saved_ = held_.empty() ? 0 : saved_;
+}
+
 void Window::close() {
   frontier_.forget_unused();  // before anything is dropped: that is freed only later
   decide();

@@ -27,6 +27,7 @@ class Window final : public Decider {
   void saved(Value& value) override;
   void saved_wrapper() override { wrapped_ = true; }
   void settle() override;
+  void forget_dead() override;
   void close() override;
 
  private:

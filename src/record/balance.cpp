@@ -30,7 +30,7 @@ namespace retape::detail {
 namespace {
 
 bool may_hold(const Value& value) {
-  return value.region->may_hold_results && !value.discardable;
+  return value.region->may_hold_results && !value.recipe->obeys && !value.discardable;
 }
 
 // Kept for now, with what it would be replayed from: the policy may drop it again.
@@ -43,6 +43,12 @@ bool is_anchor(const Value& value) {
   return is_tentative(value) && value.region->holds_anchors;
 }
 
+// What holding a root costs: replay from it takes time, and brings back what was dropped beside it.
+// If it saves less than an eighth, results are held in its place.
+size_t with_replay(size_t bytes) {
+  return bytes + bytes / 8;
+}
+
 // Which values to hold, as a cut between roots and what autograd will ask for: each value is two
 // nodes, and cutting what connects them pays for holding it.
 class Problem {
@@ -50,7 +56,7 @@ class Problem {
   explicit Problem(size_t values) : byte_price_(static_cast<int64_t>(values) + 1) {}
 
   void add_root(const Value& root) {
-    graph_.add_edge(CutGraph::kSource, nodes_of(root).after, price(root.nbytes));
+    graph_.add_edge(CutGraph::kSource, nodes_of(root).after, price(with_replay(root.nbytes)));
   }
 
   void add_dropped(const Value& value, bool is_free) {
@@ -105,6 +111,7 @@ class Parts {
     const auto place = static_cast<uint32_t>(parents_.size());
     parents_.push_back(place);
     gains_.push_back(0);
+    costs_.push_back(0);
     return place;
   }
 
@@ -114,12 +121,19 @@ class Parts {
     if (a != b) {
       parents_[b] = a;
       gains_[a] += gains_[b];
+      costs_[a] += costs_[b];
     }
   }
 
   void won(uint32_t place, size_t bytes) { gains_[find(place)] += static_cast<int64_t>(bytes); }
-  void spent(uint32_t place, size_t bytes) { gains_[find(place)] -= static_cast<int64_t>(bytes); }
-  bool has_lost(uint32_t place) { return gains_[find(place)] < 0; }
+  void spent(uint32_t place, size_t bytes) {
+    costs_[find(place)] += static_cast<int64_t>(with_replay(bytes));
+  }
+
+  bool has_lost(uint32_t place) {
+    place = find(place);
+    return costs_[place] > 0 && gains_[place] <= costs_[place];
+  }
 
   uint32_t find(uint32_t place) {
     while (parents_[place] != place) {
@@ -130,19 +144,26 @@ class Parts {
 
  private:
   std::vector<uint32_t> parents_;
-  std::vector<int64_t> gains_;
+  std::vector<int64_t> gains_;  // bytes that were dropped
+  std::vector<int64_t> costs_;  // bytes that are held to replay them
 };
 
 }  // namespace
 
-// By recipes, and not by autograd, whatever becomes of the caller's tensors.
-bool Recorder::is_held_for_recipes(const Value& value) const {
-  if (value.copied || value.statistic) {
+// A graph holds it, as plain autograd would. What only the caller and the tape still hold counts as
+// held by a graph that has saved it: that cannot be told apart.
+bool Recorder::is_saved_by_a_graph(const Value& value) const {
+  if (value.tokens > 0 || value.owned_by_graph) {
     return true;
   }
-  const auto saved = given_.find(value.home._unsafe_get_target());
-  return !value.saved && !value.owned_by_graph &&
-      (saved == given_.end() || saved->second.expired());
+  const auto given = given_.find(value.home._unsafe_get_target());
+  const bool saved = value.saved || (given != given_.end() && !given->second.expired());
+  return saved && value.in_use_elsewhere();
+}
+
+// By recipes, and not by autograd, whatever becomes of the caller's tensors.
+bool Recorder::is_held_for_recipes(const Value& value) const {
+  return value.copied || value.statistic || !is_saved_by_a_graph(value);
 }
 
 // Whether roots that nothing but recipes holds have piled up since this was last so. Looks at a few
@@ -346,11 +367,21 @@ void Recorder::hold_no_more_than_eager(Weigh weigh) {
   }
   if (weigh == Weigh::SoFar) {
     TapeLock lock(*tape_);
-    sweep_if_worth_it();  // values that are gone still hold what they were made from
+    if (is_worth_a_sweep()) {
+      forget_what_is_idle();  // values that are gone still hold what they were made from
+    }
   }
 }
 
 void Recorder::hold_no_more_than_eager_so_far() {
+  // A backward in the scope leaves dead graphs behind. The table is looked through as often as ops
+  // make it worth it.
+  constexpr size_t kEntriesPerOp = 8;
+  if ((had_backward_ || tape_->released.load(std::memory_order_relaxed)) &&
+      (order_ - order_of_sweep_) * kEntriesPerOp >= table_.size()) {
+    TapeLock lock(*tape_);
+    forget_what_is_idle();
+  }
   if (new_roots_.size() < new_roots_look_at_ || new_roots_.empty()) {
     return;
   }

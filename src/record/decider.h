@@ -25,6 +25,7 @@ class Decider {
   virtual void saved(Value& value) = 0;  // ... and, for the first time, autograd has saved it
   virtual void saved_wrapper() {}  // autograd has saved a tensor of which it holds the parts itself
   virtual void settle() = 0;       // decide now; forget values that are not needed
+  virtual void forget_dead() = 0;  // values that nothing needs and nobody uses
   virtual void close() = 0;        // forward is over: decide what is left
 };
 

@@ -2,7 +2,6 @@
 // ended.
 #include "record/recorder.h"
 
-#include "check/replay_checker.h"
 #include "record/token.h"
 #include "residency/bytes.h"
 #include "tape/each_tensor.h"
@@ -27,6 +26,21 @@ const Flags* interned(const Flags& flags) {
     }
   }
   return &all->emplace_back(flags);
+}
+
+// Calls `visit` with each tensor that the op writes.
+template <typename Visit>
+void each_written(const OpInfo& info, const torch::jit::Stack& stack, Visit&& visit) {
+  const auto args = torch::jit::last(stack, info.arguments);
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (effect_on(info, args, i) != Effect::Reads) {
+      each_tensor(args[i], [&](const at::Tensor& tensor, int) {
+        if (tensor.defined() && is_plain(tensor)) {
+          visit(tensor);
+        }
+      });
+    }
+  }
 }
 
 std::vector<at::Tensor> tensors_of(const OpInfo& info, const torch::jit::Stack& stack) {
@@ -64,6 +78,17 @@ bool Recorder::Flight::is_small_pick(const at::Tensor& result) const {
   }
   const auto& source = op->inputs.front();
   return result.storage().nbytes() < source.nbytes && !source.value->leaf;
+}
+
+// The first observer that leaves a note has the place.
+template <typename Ask>
+void Recorder::leave_note(std::unique_ptr<Note>& place, Ask&& ask) const {
+  for (const auto& observer : tape_->observers) {
+    if (auto note = ask(*observer)) {
+      TORCH_INTERNAL_ASSERT(!place, "retape: two observers of one tape leave notes");
+      place = std::move(note);
+    }
+  }
 }
 
 void Recorder::run(
@@ -104,13 +129,17 @@ void Recorder::run(
   }
   c10::SmallVector<Made, 2> made;
   if (info.changes_arguments()) {
-    hold_readers_of_written(info, *stack);
+    each_written(info, *stack, [&](const at::Tensor& tensor) {
+      hold_readers_of(tensor.storage(), tensor.unsafeGetTensorImpl()->version_counter());
+    });
   }
   try {
-    prepare(flight, *stack);
-    if (tape_->examiner && flight.op) {
+    prepare(flight, *stack, birth);
+    if (flight.op && !tape_->observers.empty()) {
       flight.unwritten = left_unwritten(info, torch::jit::last(*stack, info.arguments));
-      flight.op->witness = tape_->examiner->witness(info, *stack);
+      leave_note(flight.op->note, [&](TapeObserver& observer) {
+        return observer.before_op(info, *stack);
+      });
     }
     const auto rebound = info.rebinds ? tensors_of(info, *stack) : std::vector<at::Tensor>();
     handle.redispatchBoxed(below, stack);
@@ -121,8 +150,8 @@ void Recorder::run(
       note_opaque(info, *stack);
     }
     made = made_by(flight, *stack);
-    if (tape_->examiner && flight.op) {
-      show(flight, made);
+    if (flight.op && !tape_->observers.empty()) {
+      show_observers(flight, made);
     }
     if (question) {
       const bool keep = question->ask(region().name, *stack) == Decision::Keep && flight.op;
@@ -145,7 +174,15 @@ void Recorder::pass_in_backward(
     const OpInfo& info,
     c10::DispatchKeySet below,
     torch::jit::Stack* stack) {
+  had_backward_ = true;
+  const auto question = scope().rules->question(info, *stack);
+  if (info.changes_arguments()) {
+    each_written(info, *stack, [&](const at::Tensor& tensor) { about_to_write(tensor); });
+  }
   handle.redispatchBoxed(below, stack);
+  if (question) {
+    question->ask(region().name, *stack);  // nothing is saved here, whatever it answers
+  }
   if (!info.makes_nothing() && !info.changes_arguments()) {
     note_results_made_here(info, *stack);
   }
@@ -166,15 +203,18 @@ void Recorder::pass(
     const c10::OperatorHandle& handle,
     const OpInfo& info,
     c10::DispatchKeySet below,
-    torch::jit::Stack* stack) const {
+    torch::jit::Stack* stack) {
   const auto question = scope().rules->question(info, *stack);
   handle.redispatchBoxed(below, stack);
+  if (info.lifts) {
+    note_results_made_here(info, *stack);
+  }
   if (question) {
     question->ask(region().name, *stack);
   }
 }
 
-void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
+void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack, Birth birth) {
   const OpInfo& info = *flight.info;
   const auto args = torch::jit::last(stack, info.arguments);
   if (flight.op) {
@@ -186,6 +226,7 @@ void Recorder::prepare(Flight& flight, const torch::jit::Stack& stack) {
     flight.op->region = scope().region;
     flight.op->flags = flags_;
     flight.op->order = order_++;
+    flight.op->obeys = birth == Birth::Obey;
   }
 
   TapeLock lock(*tape_);
@@ -254,8 +295,7 @@ void Recorder::take(
 
 Role Recorder::take_written(Flight& flight, const at::Tensor& tensor, Effect effect) {
   const auto& storage = tensor.storage();
-  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  Written written{storage, counter, find(storage, counter)};
+  auto& written = note_write(flight, storage, tensor.unsafeGetTensorImpl()->version_counter());
   const auto& before = written.before;
   auto role = effect == Effect::UpdatesInForward ? Role::Scratch : Role::Write;
   if (flight.op && role == Role::Write) {
@@ -275,14 +315,22 @@ Role Recorder::take_written(Flight& flight, const at::Tensor& tensor, Effect eff
       written.input = static_cast<int>(flight.op->inputs.size());
     }
   }
-  flight.writes.push_back(std::move(written));
+  note_writes_to_the_same_memory(flight, storage);
+  return role;
+}
+
+Recorder::Written& Recorder::note_write(
+    Flight& flight, const c10::Storage& storage, const c10::VariableVersion& counter) {
+  return flight.writes.emplace_back(Written{storage, counter, find(storage, counter)});
+}
+
+void Recorder::note_writes_to_the_same_memory(Flight& flight, const c10::Storage& storage) {
   for (const auto& other : on_the_same_memory(storage)) {
     if (const auto it = table_.find(other.unsafeGetStorageImpl()); it != table_.end()) {
       flight.writes.push_back({other, c10::VariableVersion(), it->second.get()});
       flight.op.reset();  // what it reads and what it writes may be the same bytes
     }
   }
-  return role;
 }
 
 // An op that overwrites a storage it also reads does read it.
@@ -382,24 +430,22 @@ void Recorder::ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const
   }
 }
 
-// To whoever will compare.
-void Recorder::show(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
+void Recorder::show_observers(const Flight& flight, c10::SmallVectorImpl<Made>& made) const {
   for (auto& item : made) {
     if (item.keep) {
       continue;
     }
     if (item.tensor.defined()) {
-      item.seen = tape_->examiner->seen(item.tensor);
+      leave_note(item.note, [&](TapeObserver& observer) { return observer.made(item.tensor); });
       continue;
     }
-    // All that was seen of the version before, not of the storage: a reduction's is larger than its
-    // result, and the rest of it is garbage.
     const auto& written = flight.writes[item.write];
     const auto& input = flight.op->inputs[written.input];
     if (input.arg != flight.unwritten) {
-      const bool known = written.before && written.before->seen;
-      item.seen = tape_->examiner->seen(
-          (known ? written.before->seen->view : input.view).on(written.storage));
+      const auto* before = written.before ? written.before->note.get() : nullptr;
+      leave_note(item.note, [&](TapeObserver& observer) {
+        return observer.wrote(written.storage, input.view, before);
+      });
     }
   }
 }
@@ -432,6 +478,9 @@ void Recorder::enter(Flight& flight, Made& made) {
   const auto& counter = made.tensor.defined() ? made.tensor.unsafeGetTensorImpl()->version_counter()
                                               : flight.writes[made.write].counter;
   auto value = describe(storage, counter);
+  if (made.tensor.defined() && value->versions.empty()) {
+    value->origin = made.tensor.getIntrusivePtr();
+  }
   if (!made.tensor.defined()) {
     const auto& before = flight.writes[made.write].before;
     value->given = before && before->given;
@@ -443,9 +492,9 @@ void Recorder::enter(Flight& flight, Made& made) {
     value->slot = static_cast<uint32_t>(flight.op->results.size());
     value->recipe = flight.op;
     flight.op->results.push_back({value.get(), made.source});
-    if (made.seen) {
-      value->seen = std::move(made.seen);
-      tape_->examiner->enter(tape_->number, *flight.op, *value);
+    value->note = std::move(made.note);
+    for (const auto& observer : tape_->observers) {
+      observer->entered(*flight.op, *value);
     }
   } else {
     value->uninitialized = true;
@@ -503,15 +552,19 @@ void Recorder::adopt_version(const at::Tensor& tensor, bool rebound) {
   }
 }
 
-// Something that the tape does not see is about to write to it. Recipes read the version before.
 void Recorder::about_to_write(const at::Tensor& tensor) {
-  if (!is_plain(tensor)) {
-    return;
+  if (is_plain(tensor)) {
+    about_to_write(tensor.storage(), tensor.unsafeGetTensorImpl()->version_counter());
   }
-  hold_readers_of(tensor);
+}
+
+// Something that the tape does not see is about to write to it. Recipes read the version before.
+void Recorder::about_to_write(const c10::Storage& storage, const c10::VariableVersion& counter) {
+  hold_readers_of(storage, counter);
   TapeLock lock(*tape_);
   Flight flight;
-  take_written(flight, tensor, Effect::Updates);
+  note_write(flight, storage, counter);
+  note_writes_to_the_same_memory(flight, storage);
   save_what_is_overwritten(flight);
   for (const auto& written : flight.writes) {
     supersede(flight, written);

@@ -6,7 +6,6 @@
 #include "record/recorder.h"
 
 #include "replay/fetch.h"
-#include "tape/each_tensor.h"
 #include "tape/fault.h"
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -16,27 +15,14 @@
 
 namespace retape::detail {
 
-void Recorder::hold_readers_of_written(const OpInfo& info, const torch::jit::Stack& stack) {
-  const auto args = torch::jit::last(stack, info.arguments);
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (effect_on(info, args, i) != Effect::Reads) {
-      each_tensor(args[i], [&](const at::Tensor& tensor, int) {
-        if (tensor.defined() && is_plain(tensor)) {
-          hold_readers_of(tensor);
-        }
-      });
-    }
-  }
-}
-
-void Recorder::hold_readers_of(const at::Tensor& tensor) {
+void Recorder::hold_readers_of(const c10::Storage& storage, const c10::VariableVersion& counter) {
   if (injected(Fault::StaleVersion)) {
     return;  // the fault is in the copy
   }
   std::vector<c10::intrusive_ptr<Value>> gone;  // needed, and no longer there
   {
     TapeLock lock(*tape_);
-    const auto root = find(tensor.storage(), tensor.unsafeGetTensorImpl()->version_counter());
+    const auto root = find(storage, counter);
     if (!root || root->recipe || root->hold != Hold::Kept || root->copied ||
         root->readers.empty()) {
       return;
@@ -63,7 +49,11 @@ void Recorder::hold_readers_of(const at::Tensor& tensor) {
 void Recorder::forget_idle_readers(Value& root) {
   sever_idle_results(root);
   bytes_in_vain_ += root.nbytes;
-  if (root.readers.empty() || !sweep_if_worth_it() || root.readers.empty()) {
+  if (root.readers.empty() || !is_worth_a_sweep()) {
+    return;
+  }
+  forget_what_is_idle();
+  if (root.readers.empty()) {
     return;
   }
   for (const auto& scope : scopes_) {
@@ -72,6 +62,12 @@ void Recorder::forget_idle_readers(Value& root) {
     }
   }
   sweep();
+}
+
+// It is alive, and nothing needs its recipe. Under the lock.
+bool Recorder::is_idle(const Value& value) {
+  return value.recipe && !value.needed() && !value.discardable && value.hold == Hold::None &&
+      value.in_use_elsewhere();
 }
 
 void Recorder::sever_idle_results(Value& root) {
@@ -95,8 +91,7 @@ void Recorder::sever_idle_results(Value& root) {
       }
       const Value& value = *result.value;
       add_readers(value);
-      if (!value.needed() && !value.differentiable && !value.discardable &&
-          value.hold == Hold::None && value.in_use_elsewhere()) {
+      if (is_idle(value) && !value.differentiable) {
         idle.push_back(c10::intrusive_ptr<Value>::reclaim_copy(result.value));
       }
     }

@@ -71,23 +71,27 @@ void look_at(
   } else {
     intercept_here(false);  // those are back, or gone
   }
+  const OpInfo& info = op_info(op);
+  const auto goes_in_parts = [&] {
+    return in_handler ? info.is_composite
+                      : info.passes(below) || is_wrapped_call(*stack, info.arguments);
+  };
   if (recorder == nullptr && watch == nullptr) {
-    if (any_refillable() && op_info(op).passes_through) {
+    auto* around = Recorder::current();
+    const bool in_backward = around != nullptr && around->in_other_backward();
+    if ((any_refillable() && info.passes_through) || (in_backward && goes_in_parts())) {
       op.redispatchBoxed(below, stack);  // its parts are looked at
       return;
     }
     NotIntercepted passing_by;
-    if (auto* around = Recorder::current(); around != nullptr && around->in_other_backward()) {
-      around->pass_in_backward(op, op_info(op), to_kernel(below), stack);
+    if (in_backward) {
+      around->pass_in_backward(op, info, to_kernel(below), stack);
     } else {
       op.redispatchBoxed(to_kernel(below), stack);
     }
     return;
   }
-  const OpInfo& info = op_info(op);
-  const bool in_parts = in_handler ? info.is_composite
-                                   : info.passes(below) || is_wrapped_call(*stack, info.arguments);
-  if (in_parts) {
+  if (goes_in_parts()) {
     std::vector<at::Tensor> written;
     if (recorder != nullptr && !info.writes.empty() && !info.is_composite) {
       written = written_by(info, *stack);

@@ -1,6 +1,5 @@
 #include "record/recorder.h"
 
-#include "check/replay_checker.h"
 #include "record/pipeline.h"
 #include "record/token.h"
 #include "residency/bytes.h"
@@ -15,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <utility>
 
 namespace retape::detail {
 
@@ -65,16 +65,15 @@ void Recorder::open(std::shared_ptr<Scope> scope) {
     }
     current_recorder = own_recorder.get();
     auto tape = c10::make_intrusive<Tape>();
-    tape->examiner = Examiner::now();
-    tape->number = tape->examiner ? tape->examiner->begin_tape() : 0;
+    tape->observers = observers_of_new_tape();
     current_recorder->tape_ = std::move(tape);
     see_ops(true);
   }
   auto& recorder = *current_recorder;
   scope->decider = scope->rules->decider(*scope->region, recorder);
   scope->open = true;
-  if (recorder.tape_->examiner) {
-    recorder.tape_->examiner->opened(scope->region);
+  for (const auto& observer : recorder.tape_->observers) {
+    observer->region_opened(scope->region);
   }
   recorder.scopes_.push_back(std::move(scope));
 }
@@ -138,8 +137,10 @@ void Recorder::copy_what_may_change() {
     if (!value || value->copied || value->hold != Hold::Kept || value->readers.empty()) {
       continue;
     }
-    const bool ours = value->made_here && value->in_use_elsewhere() && is_held_for_recipes(*value);
-    if (value->statistic || ours) {
+    const bool in_use = value->in_use_elsewhere() || ForeignMemory::holds(value->data);
+    const bool ours = value->made_here && in_use && is_held_for_recipes(*value);
+    // What has changed already raises when replay reads it.
+    if ((value->statistic || ours) && !value->home_moved()) {
       value->data = copy_of(value->data);
       value->copied = true;
     }
@@ -172,7 +173,8 @@ void Recorder::end() {
   new_roots_look_at_ = 0;
   foreign_.clear();
   sweep_at_ = kSweepAt;
-  order_ = 0;
+  order_ = order_of_sweep_ = 0;
+  had_backward_ = false;
   if (std::max(table_.bucket_count(), given_.bucket_count()) > kMostBuckets) {
     own_recorder.reset();
   }
@@ -203,14 +205,56 @@ void Recorder::sweep() {
 }
 
 // The table is looked through as often as copying what it may hold in vain would take longer.
-bool Recorder::sweep_if_worth_it() {
+bool Recorder::is_worth_a_sweep() const {
   constexpr size_t kBytesPerEntry = 64;
-  if (bytes_in_vain_ < table_.size() * kBytesPerEntry) {
-    return false;
+  return bytes_in_vain_ >= table_.size() * kBytesPerEntry;
+}
+
+// A graph that has saved what the value was made from is gone.
+bool Recorder::is_of_a_dead_graph(const Value& value) const {
+  constexpr size_t kMostLooks = 64;
+  std::vector<const Value*> behind{&value};
+  for (size_t i = 0; i < behind.size() && i < kMostLooks; ++i) {
+    const Value& one = *behind[i];
+    const bool was_saved = one.saved || given_.count(one.home._unsafe_get_target()) > 0;
+    if (one.released || (was_saved && !is_saved_by_a_graph(one))) {
+      return true;
+    }
+    if (one.recipe) {
+      for (const auto& input : one.recipe->inputs) {
+        if (input.value) {
+          behind.push_back(input.value.get());
+        }
+      }
+    }
   }
+  return false;
+}
+
+// Values that live on, that nothing needs, and that hold what they were made from: a loss in a list
+// of losses. Whoever reads one later finds a root. Under the lock.
+void Recorder::forget_what_is_idle() {
+  had_backward_ = false;
+  tape_->released.store(false, std::memory_order_relaxed);
   bytes_in_vain_ = 0;
+  order_of_sweep_ = order_;
+  std::vector<c10::intrusive_ptr<Value>> idle;
+  for (const auto& [storage, entry] : table_) {
+    if (entry.owned && is_idle(*entry.owned) &&
+        (!entry.owned->differentiable || is_of_a_dead_graph(*entry.owned))) {
+      idle.push_back(entry.owned);
+    }
+  }
+  for (const auto& value : idle) {
+    sever(*value);
+  }
+  idle.clear();
   sweep();
-  return true;
+  for (const auto& scope : scopes_) {
+    if (scope->decider) {
+      scope->decider->forget_dead();
+    }
+  }
 }
 
 c10::intrusive_ptr<Value> Recorder::find(
@@ -227,7 +271,10 @@ c10::intrusive_ptr<Value> Recorder::find(
   }
   value->versions.rebase();
   // Seen for the first time, it must not have been written.
-  const bool moved = value->versions.empty() ? counter.current_version() != 0 : value->home_moved();
+  const bool is_new = value->versions.empty();
+  const bool written = is_new && counter.enabled() && counter.current_version() != 0;
+  watch_origin(*value);
+  const bool moved = written || value->home_moved();
   if (value->versions.watch(counter)) {
     remember_aliases(storage, {value->versions.first().counter, counter});
   }
@@ -238,6 +285,15 @@ c10::intrusive_ptr<Value> Recorder::find(
     return {};
   }
   return value;
+}
+
+// The first to look at a value may look at it through `.data` or another storage: who holds the
+// tensor itself writes through that one's counter.
+void Recorder::watch_origin(Value& value) {
+  if (const auto origin = value.origin.lock()) {
+    value.versions.watch(origin->version_counter());
+  }
+  value.origin.reset();
 }
 
 // Tensors on the same storage whose writes move different counters: `.data`, set_. What comes to be
@@ -313,6 +369,7 @@ c10::intrusive_ptr<Value> Recorder::on_the_same_bytes(const c10::Storage& storag
     if (its.begin == range.begin && its.end == range.end) {
       const auto known = table_.at(other.unsafeGetStorageImpl()).get();
       if (known && !known->uninitialized && !known->home_moved()) {
+        watch_origin(*known);
         return known;
       }
     }
@@ -325,6 +382,9 @@ void Recorder::watch_overlapping(const c10::Storage& storage, Value& value) {
   for (const auto& other : on_the_same_memory(storage)) {
     const auto it = table_.find(other.unsafeGetStorageImpl());
     const auto known = it == table_.end() ? c10::intrusive_ptr<Value>() : it->second.get();
+    if (known) {
+      watch_origin(*known);
+    }
     if (known && !known->versions.empty() && !value.versions.empty()) {
       const auto& its = known->versions.first().counter;
       const auto& own = value.versions.first().counter;
@@ -360,10 +420,11 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
     value->leaf = tensor.is_leaf();
     value->owned_by_graph = is_owned_by_graph(tensor);
     value->given = true;
-    value->made_here = made_here_.find(storage.unsafeGetStorageImpl()) != nullptr;
+    value->made_here = is_made_here(storage);
     watch_overlapping(storage, *value);
   }
-  value->uninitialized = false;  // read before it was written: what it holds is what counts
+  // Read before it was written: what it holds is what counts.
+  value->made_here |= std::exchange(value->uninitialized, false);
   value->statistic = may_be_a_statistic(tensor);
   value->keep(storage);
   set_current(storage.unsafeGetStorageImpl(), value);
@@ -371,6 +432,17 @@ c10::intrusive_ptr<Value> Recorder::find_or_root(const at::Tensor& tensor) {
     new_roots_.push_back({c10::weak_intrusive_ptr<Value>(value)});
   }
   return value;
+}
+
+// By this scope, without a recipe that the tape knows; or it lies on the memory of one that is.
+bool Recorder::is_made_here(const c10::Storage& storage) {
+  if (made_here_.find(storage.unsafeGetStorageImpl()) != nullptr) {
+    return true;
+  }
+  const auto range = AddressRange::of(*storage.unsafeGetStorageImpl());
+  return ForeignMemory::holds(storage) && made_here_.any_of([&](const c10::StorageImpl& other) {
+    return AddressRange::of(other).overlaps(range);
+  });
 }
 
 c10::intrusive_ptr<Value> Recorder::made_since(uint64_t first, const at::Tensor& tensor) {
@@ -418,6 +490,9 @@ void Recorder::sever(Value& value) {
   }
   if (value.hold == Hold::None) {
     forget_current(value);  // the next to read it finds a root
+  } else if (!value.saved) {
+    new_roots_.push_back(
+        {c10::weak_intrusive_ptr<Value>(c10::intrusive_ptr<Value>::reclaim_copy(&value))});
   }
 }
 

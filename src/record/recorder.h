@@ -44,7 +44,8 @@ class Recorder final : private Shelf {
   Region& region() const { return *scope().region; }
 
   // What happens now is not forward: an op is running already, or a backward.
-  bool off() const { return flight_ != nullptr || in_other_backward(); }
+  bool off() const { return in_op() || in_other_backward(); }
+  bool in_op() const { return flight_ != nullptr; }
 
   // Runs the op through `below` and records it.
   void run(
@@ -53,8 +54,8 @@ class Recorder final : private Shelf {
       c10::DispatchKeySet below,
       torch::jit::Stack* stack);
 
-  // Runs an op of a backward inside the scope. What it makes is made here, though nobody records
-  // it.
+  // Runs an op of a backward inside the scope. Nothing is recorded, but recipes must not read what
+  // it writes, and what it makes is made here. A selective policy is asked, as torch asks it.
   void pass_in_backward(
       const c10::OperatorHandle& handle,
       const OpInfo& info,
@@ -66,10 +67,11 @@ class Recorder final : private Shelf {
       const c10::OperatorHandle& handle,
       const OpInfo& info,
       c10::DispatchKeySet below,
-      torch::jit::Stack* stack) const;
+      torch::jit::Stack* stack);
 
   // A write that is not recorded: by a kernel of a custom op, or past the dispatcher.
   void about_to_write(const at::Tensor& tensor);
+  void about_to_write(const c10::Storage& storage, const c10::VariableVersion& counter);
 
   // A handler has written to it, below the kernels that move its version. `rebound`: it has given
   // it another storage, whose bytes are as they were.
@@ -136,7 +138,7 @@ class Recorder final : private Shelf {
     size_t write = 0;   // then: which of the flight's
     int32_t source = 0;
     bool keep = false;
-    std::unique_ptr<Seen> seen;  // where somebody compares
+    std::unique_ptr<Note> note;  // of an observer
   };
 
   // Counters of tensors on one storage that has more than one. The weak reference keeps its address
@@ -189,11 +191,13 @@ class Recorder final : private Shelf {
   void drop(Value& value) override;
   void sever(Value& value) override;
 
-  void prepare(Flight& flight, const torch::jit::Stack& stack);
+  void prepare(Flight& flight, const torch::jit::Stack& stack, Birth birth);
   void take(Flight& flight, const at::Tensor& tensor, size_t arg, int element, Effect effect);
   Role take_written(Flight& flight, const at::Tensor& tensor, Effect effect);
-  void hold_readers_of_written(const OpInfo& info, const torch::jit::Stack& stack);
-  void hold_readers_of(const at::Tensor& tensor);
+  Written& note_write(
+      Flight& flight, const c10::Storage& storage, const c10::VariableVersion& counter);
+  void note_writes_to_the_same_memory(Flight& flight, const c10::Storage& storage);
+  void hold_readers_of(const c10::Storage& storage, const c10::VariableVersion& counter);
   void forget_idle_readers(Value& root);
   void sever_idle_results(Value& root);
   std::vector<c10::intrusive_ptr<Value>> results_to_hold(Value& root);
@@ -203,7 +207,9 @@ class Recorder final : private Shelf {
 
   c10::SmallVector<Made, 2> made_by(const Flight& flight, const torch::jit::Stack& stack) const;
   void ask(const Flight& flight, c10::SmallVectorImpl<Made>& made) const;
-  void show(const Flight& flight, c10::SmallVectorImpl<Made>& made) const;
+  template <typename Ask>
+  void leave_note(std::unique_ptr<Note>& place, Ask&& ask) const;
+  void show_observers(const Flight& flight, c10::SmallVectorImpl<Made>& made) const;
   void finish(Flight& flight, c10::SmallVectorImpl<Made>& made);
   void enter(Flight& flight, Made& made);
   void supersede(const Flight& flight, const Written& written);
@@ -231,7 +237,13 @@ class Recorder final : private Shelf {
   void note_made_here(const Value& value);
   void note_results_made_here(const OpInfo& info, const torch::jit::Stack& stack);
   void sweep();
-  bool sweep_if_worth_it();
+  bool is_worth_a_sweep() const;
+  static bool is_idle(const Value& value);
+  bool is_of_a_dead_graph(const Value& value) const;
+  bool is_saved_by_a_graph(const Value& value) const;
+  void forget_what_is_idle();
+  static void watch_origin(Value& value);
+  bool is_made_here(const c10::Storage& storage);
 
   c10::intrusive_ptr<Tape> tape_;
   std::vector<std::shared_ptr<Scope>> scopes_;
@@ -258,6 +270,8 @@ class Recorder final : private Shelf {
   size_t bytes_in_vain_ =
       0;  // of roots that recipes of dead values may hold, since the last sweep for that
   uint64_t order_ = 0;
+  uint64_t order_of_sweep_ = 0;  // when idle values were forgotten last
+  bool had_backward_ = false;    // inside the scope, since then
   const Flags* flags_ = nullptr;
   Flight* flight_ = nullptr;
 };

@@ -16,8 +16,9 @@
 
 namespace retape::detail {
 
-// What an op's name decides about its results. Ask: the policy looks at each of them.
-enum class Birth : uint8_t { Keep, Drop, Ask };
+// What an op's name decides about its results. Obey: the user has named it to be dropped, whatever
+// that costs. Ask: the policy looks at each result.
+enum class Birth : uint8_t { Keep, Drop, Obey, Ask };
 
 // A question about one op, made before the op runs, because the op consumes its arguments, and
 // asked when it has ended.

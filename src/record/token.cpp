@@ -1,7 +1,5 @@
 #include "record/token.h"
 
-#include "check/fault_hooks.h"
-#include "check/replay_checker.h"
 #include "record/recorder.h"
 #include "replay/fetch.h"
 #include "residency/refillable.h"
@@ -12,7 +10,19 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
+
 namespace retape::detail {
+
+namespace {
+
+std::atomic<UnpackListener> unpack_listener{nullptr};
+
+}  // namespace
+
+void set_unpack_listener(UnpackListener listener) {
+  unpack_listener.store(listener);
+}
 
 Token::Token(Recorder& recorder)
     : tape_(c10::intrusive_ptr<Tape>::reclaim_copy(&recorder.tape())) {}
@@ -30,7 +40,10 @@ Token::~Token() {
 
 void Token::let_go() {
   TapeLock lock(*tape_);
-  --value_->tokens;
+  if (--value_->tokens == 0) {
+    value_->released = true;
+    tape_->released.store(true, std::memory_order_relaxed);
+  }
   if (consumed_ != Value::kNoPass && value_->pass == consumed_) {
     --value_->done;
   }
@@ -77,8 +90,8 @@ at::Tensor Token::tensor_on(c10::Storage storage) const {
 }
 
 at::Tensor Token::call_unpack_hook() {
-  if (steps_are_counted.load(std::memory_order_relaxed)) {
-    note_step();
+  if (const auto listener = unpack_listener.load(std::memory_order_relaxed)) {
+    listener();
   }
   check_version();
   if (original_.defined()) {
@@ -119,13 +132,12 @@ at::Tensor Token::call_unpack_hook() {
       consume(*value_, pass);
     }
   }
-  if (!brought.shared) {
-    tensor = sabotaged(*tape_, *value_, view_, std::move(tensor), unpacked_);
-    if (tape_->examiner) {
-      TapeLock lock(*tape_);
-      tape_->examiner->unpacked(tape_->number, *value_, view_, tensor, unpacked_);
-      unpacked_ = true;
+  if (!brought.shared && !tape_->observers.empty()) {
+    TapeLock lock(*tape_);
+    for (const auto& observer : tape_->observers) {
+      tensor = observer->unpacked(*tape_, *value_, view_, std::move(tensor), unpacked_);
     }
+    unpacked_ = true;
   }
   if (pass < 0) {
     // Looked at from outside of backward (grad_fn._saved_self). It stays, as autograd's own would:

@@ -10,6 +10,10 @@ namespace retape::detail {
 
 class Recorder;
 
+// Called whenever autograd asks a token for its tensor. Null: nothing is.
+using UnpackListener = void (*)();
+void set_unpack_listener(UnpackListener listener);
+
 class Token final : public torch::autograd::SavedVariableHooks, public Pooled<Token> {
  public:
   explicit Token(Recorder& recorder);

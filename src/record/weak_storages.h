@@ -22,6 +22,14 @@ class WeakStorages {
     return it == entries_.end() || it->second.storage.expired() ? nullptr : &it->second.entry;
   }
 
+  template <typename Test>
+  bool any_of(Test&& test) const {
+    return std::any_of(entries_.begin(), entries_.end(), [&](const auto& known) {
+      const auto storage = known.second.storage.lock();
+      return storage && test(*storage);
+    });
+  }
+
   Entry& operator[](const c10::Storage& storage) {
     if (entries_.size() >= sweep_at_) {
       sweep();

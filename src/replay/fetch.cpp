@@ -1,12 +1,11 @@
 #include "replay/fetch.h"
 
-#include "check/fault_hooks.h"
-#include "check/replay_checker.h"
 #include "replay/replay_count.h"
 #include "residency/bytes.h"
 #include "residency/refillable.h"
 #include "tape/activity.h"
 #include "tape/errors.h"
+#include "tape/fault.h"
 #include "tape/region.h"
 #include "torch/interceptor.h"
 
@@ -160,7 +159,6 @@ class Run {
   c10::Storage source_of(const Result& result) const;
   void own_written_inputs();
   void push_arguments();
-  void examine_before(const OpInfo& called);
 
   Tape& tape_;
   Op& op_;
@@ -265,7 +263,6 @@ void Run::push_arguments() {
   if (op_.draw && op_.info->generator_arg >= 0 && !injected(Fault::GeneratorNotRestored)) {
     stack_[op_.info->generator_arg] = op_.draw->fresh();
   }
-  sabotage_arguments(op_, stack_);
 }
 
 void Run::execute() {
@@ -282,12 +279,14 @@ void Run::execute() {
     if (op_.draw && op_.info->generator_arg < 0 && !injected(Fault::GeneratorNotRestored)) {
       rewind.emplace(*op_.draw);
     }
-    const OpInfo& called = sabotaged(*op_.info);
-    examine_before(called);
-    called.handle.callBoxed(&stack_);
-    if (op_.witness) {
-      tape_.examiner->after(op_);
+    ReplayCall call{op_, op_.info, stack_, inputs_};
+    if (!tape_.observers.empty()) {
+      TapeLock lock(tape_);
+      for (const auto& observer : tape_.observers) {
+        observer->before_replay(call);
+      }
     }
+    call.called->handle.callBoxed(&stack_);
   }
   outputs_.clear();
   for (auto& value : stack_) {
@@ -299,23 +298,9 @@ void Run::execute() {
       }
     }
   }
-  sabotage_results(outputs_);
-}
-
-// Nobody else may need what it is about to write, and all else must be as in forward.
-void Run::examine_before(const OpInfo& called) {
-  if (!op_.witness) {
-    return;
+  for (const auto& observer : tape_.observers) {
+    observer->after_replay(op_, outputs_);
   }
-  TapeLock lock(tape_);
-  for (size_t i = 0; i < op_.inputs.size(); ++i) {
-    const auto& input = op_.inputs[i];
-    if (input.role == Role::Write && input.value->hold != Hold::None &&
-        input.value->data.is_alias_of(inputs_[i])) {
-      tape_.examiner->writes_what_is_needed(op_);
-    }
-  }
-  tape_.examiner->before(op_, called, stack_);
 }
 
 c10::Storage Run::source_of(const Result& result) const {
@@ -344,14 +329,16 @@ void Run::publish(Errand* errand) {
       outputs_[result.source] =
           View(outputs_[result.source]).on(storage);  // written inputs are aligned
     }
-    if (tape_.examiner && value.seen) {
-      tape_.examiner->replayed(tape_, op_, value, storage);
+    for (const auto& observer : tape_.observers) {
+      observer->replayed(tape_, op_, value, storage);
     }
     if (value.hold == Hold::None &&
         (errand != nullptr ? errand->wants(value) : value.wanted(pass_))) {
       value.data = std::move(storage);
       value.hold = Hold::Replayed;
-      sabotage_held(value);
+      for (const auto& observer : tape_.observers) {
+        observer->held(value);
+      }
       if (errand != nullptr) {
         errand->hold(value);
       } else {

@@ -185,6 +185,7 @@ OpInfo describe(const c10::OperatorHandle& op) {
     info.writes.clear();
     info.is_view = true;
   }
+  info.lifts = info.name.name == "aten::lift_fresh";
   info.rebinds = op.hasTag(at::Tag::inplace_view) && !info.is_view;
 
   const bool effectful = (op.hasTag(at::Tag::dynamic_output_shape) && !info.picks) ||

@@ -47,6 +47,7 @@ struct OpInfo {
   c10::SmallVector<uint16_t, 2> scratch;  // arguments it updates while `training` is set
   int training_arg = -1;
   bool is_custom = false;      // of a library outside of torch
+  bool lifts = false;          // hands out a tensor that was made just now, past the dispatcher
   bool rebinds = false;        // gives its argument another storage, or that storage another size
   AfterOp after_op = nullptr;  // called with its first result, in scopes that let it
   std::shared_ptr<std::atomic<bool>> gone = std::make_shared<std::atomic<bool>>(

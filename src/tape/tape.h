@@ -7,19 +7,21 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 namespace retape::detail {
 
-class Examiner;
-
 struct Tape final : c10::intrusive_ptr_target {
   std::mutex mutex;
-  uint64_t plans = 0;                  // of replay, so far
-  std::shared_ptr<Examiner> examiner;  // null: nobody compares
-  uint64_t number = 0;                 // for the examiner
+  uint64_t plans = 0;  // of replay, so far
+  TapeObservers observers;
+
+  // A graph has let go of a value since the recorder last looked. Recipes of values that live on
+  // may still hold it.
+  std::atomic<bool> released{false};
 
   // What replay has brought back in the pass that did so last. When a pass ends, what other passes
   // may want is given up too: between passes a graph holds what it held after forward.

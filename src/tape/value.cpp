@@ -12,6 +12,11 @@ c10::weak_intrusive_ptr<c10::StorageImpl> Value::nullptr_storage() {
   return c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>());
 }
 
+c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> Value::no_origin() {
+  using Strong = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(Strong());
+}
+
 Value::~Value() {
   release_resources();
 }
@@ -25,7 +30,8 @@ void Value::release_resources() {
   bury(std::move(alias));
   home.reset();
   versions.clear();
-  seen.reset();
+  origin.reset();
+  note.reset();
 }
 
 bool Value::home_moved() const {

@@ -9,18 +9,19 @@
 // Threads: every field is guarded by the lock of the tape (tape.h).
 #pragma once
 
-#include "check/op_snapshot.h"
 #include "residency/given_writes.h"
 #include "tape/flags.h"
 #include "tape/op_info.h"
 #include "tape/pooled.h"
 #include "tape/rng_snapshot.h"
+#include "tape/tape_observer.h"
 #include "tape/view.h"
 #include "torch/version_counters.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <memory>
@@ -54,6 +55,9 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   Hold hold = Hold::None;
   c10::weak_intrusive_ptr<c10::StorageImpl> home = nullptr_storage();  // where forward had it
   Versions versions;                                                   // of the tensors seen there
+  // The tensor that its op returned below autograd, until one is seen above: it may be wrapped
+  // anew.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> origin = no_origin();
   GivenWrites::Time made_at = GivenWrites::now();
   size_t nbytes = 0;
   uint8_t misalignment = 0;  // of its home; replay gives it the same (bytes.h)
@@ -63,7 +67,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   // changed bytes, so the token does. Recipes that read the value are not concerned.
   c10::Storage alias;
 
-  std::unique_ptr<Seen> seen;  // where somebody compares (check/examiner.h)
+  std::unique_ptr<Note> note;  // of an observer of the tape
 
   // Of the tensor that backward was given of the replayed bytes: it must not write them.
   Versions::Seen lent_to_backward;
@@ -79,6 +83,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
   bool owned_by_graph = false;  // root: a leaf that gets a gradient
   bool statistic = false;       // root: copied when the scope ends
   bool given = false;           // its home is not the tape's: a root's, of any version
+  bool released = false;        // autograd has saved it and needs it no more
   bool made_here = false;       // root: on a storage that this scope has made
   bool lent = false;            // replayed, and the caller's storage is on the same bytes again
 
@@ -105,6 +110,7 @@ struct Value final : c10::intrusive_ptr_target, Pooled<Value> {
 
  private:
   static c10::weak_intrusive_ptr<c10::StorageImpl> nullptr_storage();
+  static c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> no_origin();
 };
 
 enum class Role : uint8_t {
@@ -158,8 +164,9 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   int satisfied = Value::kNoPass;  // ran in this pass
   uint64_t planned = 0;            // plan it was last put on
   uint32_t place = 0;              // on that plan
+  bool obeys = false;              // its results are dropped whatever that costs
   uint8_t weighings = 0;  // how often its roots were weighed while forward ran (record/balance.cpp)
-  std::unique_ptr<Witness> witness;  // where somebody compares closely
+  std::unique_ptr<Note> note;  // of an observer of the tape
 
   Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);
   void read(uint32_t input, c10::intrusive_ptr<Value> value);  // ... it has none yet

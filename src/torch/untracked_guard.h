@@ -1,5 +1,5 @@
-// Unseen: ops that run while it lives are seen neither by autograd, nor by a user's dispatch modes,
-// nor by a tape: those of Retape's own checks.
+// UntrackedGuard: ops that run while it lives are seen neither by autograd, nor by a user's
+// dispatch modes, nor by a tape: those of Retape's own checks.
 #pragma once
 
 #include "torch/interceptor.h"
@@ -9,7 +9,7 @@
 
 namespace retape::detail {
 
-struct Unseen {
+struct UntrackedGuard {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_modes{
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};

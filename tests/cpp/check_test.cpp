@@ -10,12 +10,12 @@
 namespace {
 
 // A loss whose backward replays from memory that is changed past the dispatcher after forward.
-struct Unseen {
+struct UntrackedGuard {
   at::Tensor x = torch::ones({4, 8});
   at::Tensor w = torch::full({4, 8}, 0.5).requires_grad_();
   at::Tensor loss;
 
-  Unseen() {
+  UntrackedGuard() {
     retape::Recompute scope(retape::Policy::full(), "block");
     loss = (x * 2 + w).sin().sum();
   }
@@ -28,14 +28,14 @@ class Check : public ::testing::Test {
 };
 
 TEST_F(Check, UncheckedAChangePastTheDispatcherIsNotNoticed) {
-  Unseen step;
+  UntrackedGuard step;
   step.change();
   EXPECT_NO_THROW(step.loss.backward());
 }
 
 TEST_F(Check, CheckedItRaisesAndNamesOpRegionAndValues) {
   retape::check_every(1);
-  Unseen step;
+  UntrackedGuard step;
   step.change();
   try {
     step.loss.backward();
@@ -54,7 +54,7 @@ TEST_F(Check, EverySecondStepIsChecked) {
   std::vector<bool> checked;
   for (int i = 0; i < 5; ++i) {
     const auto before = retape::check_stats().values_checked;
-    Unseen().loss.backward();
+    UntrackedGuard().loss.backward();
     checked.push_back(retape::check_stats().values_checked > before);
   }
   EXPECT_EQ(checked, (std::vector<bool>{true, false, true, false, true}));
@@ -63,7 +63,7 @@ TEST_F(Check, EverySecondStepIsChecked) {
 
 TEST_F(Check, AnObserverTellsTheRootThatChangedAndNotWhatCameOfIt) {
   retape::Observer observer;
-  Unseen step;
+  UntrackedGuard step;
   step.change();
   step.loss.backward();
   const auto findings = observer.findings();
@@ -75,7 +75,7 @@ TEST_F(Check, AnObserverTellsTheRootThatChangedAndNotWhatCameOfIt) {
 
 TEST_F(Check, AnObserverOfARightStepFindsNothingAndSaysWhatRan) {
   retape::Observer observer;
-  Unseen().loss.backward();
+  UntrackedGuard().loss.backward();
   EXPECT_TRUE(observer.findings().empty());
   EXPECT_GT(observer.values_checked(), 0u);
   EXPECT_EQ(observer.bytes_held(), 0u);
@@ -90,7 +90,7 @@ TEST_F(Check, OneObserverAtATime) {
 }
 
 TEST_F(Check, ScopesThatWereOpenBeforeAnObserverCameAreNotWatched) {
-  Unseen step;
+  UntrackedGuard step;
   retape::Observer observer;
   step.loss.backward();
   EXPECT_EQ(observer.values_checked(), 0u);
@@ -223,7 +223,7 @@ TEST_F(Check, WithCopiesADifferenceIsCountedInUlps) {
   options.copies = true;
   retape::Observer observer(options);
   retape::detail::inject("one-ulp");
-  Unseen().loss.backward();
+  UntrackedGuard().loss.backward();
   EXPECT_GT(retape::detail::fault_hits(), 0u);
   retape::detail::inject("");
   ASSERT_FALSE(observer.findings().empty());

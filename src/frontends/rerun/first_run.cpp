@@ -77,7 +77,7 @@ void FirstRun::before(const OpInfo& op, const torch::jit::Stack& stack) {
 
 void FirstRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
   op_ = nullptr;
-  if (frame_->conditions_.examiner() != nullptr) {
+  if (frame_->conditions_.checker() != nullptr) {
     while (const auto device = frame_->new_device(op, stack)) {
       frame_->devices_.push_back(*device);
     }

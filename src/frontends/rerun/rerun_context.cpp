@@ -33,13 +33,13 @@ Surroundings faulty(Surroundings wanted) {
 
 Conditions::Conditions(const std::string& call, bool generators)
     : surroundings_(Surroundings::now()),
-      examiner_(Examiner::now()),
+      checker_(ReplayChecker::now()),
       generators_(generators) {
-  if (examiner_ && !examiner_->closely()) {
-    examiner_.reset();  // a second run compares what it saves anyway
+  if (checker_ && !checker_->closely()) {
+    checker_.reset();  // a second run compares what it saves anyway
   }
-  if (examiner_) {
-    call_ = examiner_->called(call);
+  if (checker_) {
+    call_ = checker_->called(call);
   }
   if (generators_) {
     // Kernels that the dispatcher does not see draw from this one, if from any.
@@ -68,10 +68,10 @@ Conditions::Again::Again(const Conditions& conditions)
   for (const auto& draw : conditions_.draws_) {
     later_.push_back(draw->rewind());
   }
-  if (conditions_.examiner_) {
+  if (conditions_.checker_) {
     ++conditions_.call_->reruns;
     for (auto& [kind, what] : differences(conditions_.surroundings_, Surroundings::now())) {
-      conditions_.examiner_->found({kind, "", conditions_.call_->name, "", std::move(what)});
+      conditions_.checker_->found({kind, "", conditions_.call_->name, "", std::move(what)});
     }
   }
 }

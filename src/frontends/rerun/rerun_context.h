@@ -11,7 +11,7 @@
 
 namespace retape::detail {
 
-class Examiner;
+class ReplayChecker;
 struct SeenCall;
 
 class Conditions {
@@ -22,7 +22,7 @@ class Conditions {
   // Before each op of the first run: takes the state of a generator when it is first drawn from.
   void note(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
 
-  Examiner* examiner() const { return examiner_.get(); }
+  ReplayChecker* checker() const { return checker_.get(); }
 
   // While it lives, what was taken is in force again.
   class Again {
@@ -40,8 +40,8 @@ class Conditions {
 
  private:
   Surroundings surroundings_;
-  std::shared_ptr<Examiner> examiner_;  // null: nobody looks on
-  std::shared_ptr<SeenCall> call_;      // for it
+  std::shared_ptr<ReplayChecker> checker_;  // null: nobody looks on
+  std::shared_ptr<SeenCall> call_;          // for it
   bool generators_;
   std::vector<std::unique_ptr<Draw>> draws_;
 };

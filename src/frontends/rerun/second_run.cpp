@@ -50,7 +50,8 @@ std::string name_of(const OpInfo* op) {
 SecondRun::SecondRun(Frame& frame, Pass& pass, size_t wanted)
     : frame_(frame),
       pass_(pass),
-      wanted_(wanted) {
+      wanted_(wanted),
+      expected_(frame.slots_.size()) {
   later_.go_back_to(frame_.outside_);
 }
 
@@ -85,7 +86,7 @@ void SecondRun::after(const OpInfo& op, const torch::jit::Stack& stack) {
 
 // What follows from a tensor in the wrong place is in the wrong place too, and is not told again.
 void SecondRun::look_at_devices(const OpInfo& op, const torch::jit::Stack& stack) {
-  if (elsewhere_ || frame_.conditions_.examiner() == nullptr) {
+  if (elsewhere_ || frame_.conditions_.checker() == nullptr) {
     return;
   }
   if (const auto device = frame_.new_device(op, stack)) {
@@ -98,7 +99,7 @@ void SecondRun::look_at_devices(const OpInfo& op, const torch::jit::Stack& stack
 }
 
 void SecondRun::between() {
-  const bool all = frame_.options_.early_stop && saved_ >= frame_.slots_.size() && frame_.complete_;
+  const bool all = frame_.options_.early_stop && saved_ >= expected_;
   if (!all && !mismatch_) {
     return;
   }
@@ -176,9 +177,9 @@ void SecondRun::mismatch(const char* kind, const OpInfo* op, const std::string& 
 }
 
 void SecondRun::found(const char* kind, const OpInfo* op, const std::string& what) {
-  if (auto* examiner = frame_.conditions_.examiner()) {
+  if (auto* checker = frame_.conditions_.checker()) {
     const auto name = op == nullptr ? "" : c10::toString(op->name);
-    examiner->found({kind, name, frame_.options_.name, source_of_this_op(), what});
+    checker->found({kind, name, frame_.options_.name, source_of_this_op(), what});
   }
 }
 

@@ -34,6 +34,7 @@ class SecondRun final : public Watch {
   Frame& frame_;
   Pass& pass_;
   const size_t wanted_;
+  const size_t expected_;  // so many has the first run saved so far: it may not have ended
   size_t saved_ = 0;
   const OpInfo* op_ = nullptr;  // that is running
   std::vector<std::pair<size_t, at::Tensor>> waiting_;
