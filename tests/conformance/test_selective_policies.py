@@ -263,3 +263,32 @@ def test_views_and_constants_may_be_shown_under_other_names() -> None:
         selective(how, policy, lambda x: x.mT.reshape(-1) * torch.tensor([2.0]), leaf(4, 4))
     assert [n for n in names["replay"] if n not in names["torch"]] == ["aten::detach_"]
     assert {"aten::mul.Tensor", "aten::clone"} <= {*names["replay"]} & {*names["torch"]}
+
+
+def _with_a_backward_inside(x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad((x.sin() * x).sum(), x, create_graph=True)[0].cos()
+
+
+@pytest.mark.parametrize("how", ["torch", "replay", "rerun"])
+def test_a_policy_is_called_for_the_ops_of_a_backward_inside_the_region(how: str) -> None:
+    def run(how: str) -> tuple[list[Any], torch.Tensor]:
+        log, x = Log(), leaf(4)
+        selective(how, log, _with_a_backward_inside, x).sum().backward()
+        return [str(op) for _, op, *_ in log.calls], x.grad
+
+    ops, grad = run(how)
+    x = leaf(4)
+    _with_a_backward_inside(x).sum().backward()
+    assert torch.equal(grad, x.grad)
+    again = ["aten.sin.default", "aten.mul.Tensor"]  # that a second run calls for the backward
+    backward = ["aten.mul.Tensor", "aten.mul.Tensor", "aten.cos.default", "aten.mul.Tensor"]
+    assert [op for op in ops if op not in again] == [
+        "aten.sum.default",
+        "aten.ones_like.default",
+        "aten.expand.default",
+        "aten.cos.default",
+        "aten.add.Tensor",
+        "aten.cos.default",
+    ]
+    for op in backward:
+        assert ops.count(op) >= backward.count(op)

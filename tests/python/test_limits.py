@@ -69,6 +69,20 @@ def test_memory_that_numpy_fills_is_kept_unless_an_op_has_overwritten_it(
     assert is_right(make) == right
 
 
+def test_memory_that_numpy_fills_again_after_a_read_is_not_noticed() -> None:
+    def make():
+        def forward(x: Tensor) -> Tensor:
+            filled = torch.empty(8)
+            filled.numpy()[:] = 3
+            y = (x * filled).sin()
+            filled.numpy()[:] = 2
+            return y.sum()
+
+        return forward, nothing
+
+    assert not is_right(make)
+
+
 @pytest.mark.parametrize("announced", [False, True])
 def test_a_recorded_result_that_numpy_changes_must_be_announced(announced: bool) -> None:
     def make():

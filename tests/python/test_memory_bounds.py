@@ -560,3 +560,86 @@ def test_results_that_are_not_replayed_do_not_pile_up_while_the_scope_is_open(
     anchored = "no anchors" not in repr(policy)
     segment = math.sqrt(2 * depth) * activation if anchored else plain.held
     assert under.peak <= plain.peak + window + segment
+
+
+# ---- something small lives on from each step of an open scope
+
+OPEN_POLICIES: dict[str, Callable[[], AbstractContextManager]] = POLICIES | {
+    "full, keeps products": lambda: retape.recompute(
+        retape.Policy.full().keep_ops(["aten::addmm"])
+    ),
+    "cheap, keeps products": lambda: retape.recompute(
+        retape.Policy.cheap().keep_ops(["aten::addmm"])
+    ),
+}
+LIVES_ON: dict[str, Callable[[list[Tensor], Tensor], None]] = {
+    "a list of losses": lambda kept, loss: kept.append(loss.detach()),
+    "a running total": lambda kept, loss: kept.__setitem__(
+        slice(None), [sum(kept) + loss.detach()]
+    ),
+    "nothing": lambda kept, loss: None,
+}
+
+
+@pytest.mark.parametrize("scope", OPEN_POLICIES.values(), ids=OPEN_POLICIES)
+@pytest.mark.parametrize("live_on", LIVES_ON.values(), ids=LIVES_ON)
+@pytest.mark.parametrize("how", ["trained", "no_grad", "checkpointed"])
+def test_400_steps_inside_one_open_scope_of_which_a_number_lives_on(scope, live_on, how) -> None:
+    """One step's results are 64 KiB each: what stays of 400 steps is a few of them."""
+    x, layer = torch.ones(64, 256), nn.Linear(256, 256)
+
+    def model(x: Tensor) -> Tensor:
+        return layer(x).sin().mean()
+
+    def measured(around: AbstractContextManager) -> tuple[int, int]:
+        kept: list[Tensor] = []
+        for p in layer.parameters():
+            p.grad = torch.zeros_like(p)
+        with retape.memory.Meter() as meter:
+            with around:
+                for _ in range(400):
+                    if how == "no_grad":
+                        with torch.no_grad():
+                            live_on(kept, model(x))
+                        continue
+                    loss = retape.checkpoint(model, x) if how == "checkpointed" else model(x)
+                    loss.backward()
+                    live_on(kept, loss)
+                    del loss
+                held = meter.current
+            return held, meter.peak
+
+    measured(nullcontext())
+    held, peak = measured(nullcontext())
+    ours_held, ours_peak = measured(scope())
+    window = 8 * 64 * KIB
+    assert ours_held <= held + window, (ours_held, held)
+    assert ours_peak <= peak + window, (ours_peak, peak)
+
+
+def moving_average(x: Tensor) -> Tensor:
+    state, h = torch.zeros(512, 256), x
+    for _ in range(20):
+        state.mul_(0.9).add_(h.detach(), alpha=0.1)
+        h = (h - state * state).tanh() * state.mean()
+    return h.sum()
+
+
+def test_a_rule_for_an_op_that_never_comes_changes_nothing() -> None:
+    """Naming ops to drop is obeyed for these ops alone: all else is weighed as ever."""
+    x = leaf_of(torch.ones(512, 256))
+    for policy in (retape.Policy.full(), retape.Policy.cheap()):
+        plainly = measure(lambda: moving_average(x), lambda policy=policy: retape.recompute(policy))
+        named = policy.drop_ops(["aten::mm"])
+        assert (
+            measure(lambda: moving_average(x), lambda named=named: retape.recompute(named))
+            == plainly
+        )
+
+
+@SCOPES
+def test_a_moving_average_that_every_step_overwrites_peaks_no_higher_than_eager(scope) -> None:
+    """Each version is read and then overwritten: as many copies as what autograd saves."""
+    x = leaf_of(torch.ones(512, 256))
+    operands = 4 * x.nbytes
+    assert_as_small_as_eager(lambda: moving_average(x), scope, operands)

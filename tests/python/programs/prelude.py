@@ -217,3 +217,85 @@ class TwoOutputs(torch.autograd.Function):
     def backward(ctx, grad, _):
         order, y = ctx.saved_tensors
         return torch.zeros_like(y).scatter(-1, order, grad)
+
+
+# ---- writes that no forward op makes
+
+
+def in_a_backward(write):
+    """Calls it in a hook of a backward of its own."""
+    with torch.enable_grad():
+        h = torch.ones(1, requires_grad=True)
+        h.register_hook(lambda grad: (write(), None)[1])
+        h.sum().backward()
+
+
+class Counting(torch.autograd.Function):
+    """Its backward adds to a state."""
+
+    @staticmethod
+    def forward(ctx, x, state):
+        ctx.state = state
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.state.add_(grad.detach().cos().to(ctx.state.dtype))
+        return grad * 2, None
+
+
+def counted_by_a_backward(state):
+    with torch.enable_grad():
+        Counting.apply(torch.ones(state.shape, requires_grad=True), state).sum().backward()
+
+
+def moved_storage(t, number):
+    """Its storage is freed and allocated again, with other values."""
+    storage = t.untyped_storage()
+    whole = torch.empty(0, dtype=t.dtype).set_(storage)
+    values = whole.clone() * number
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    whole.copy_(values)
+
+
+def list_of_losses(x, weight, count):
+    """Of training steps: all that lives on from them."""
+    losses = []
+    with torch.enable_grad():
+        for _ in range(count):
+            loss = (x @ weight).sin().square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+# What a scope makes, and the ways to look at it.
+MADE = {
+    "zeros": lambda x, number: torch.zeros(x.shape),
+    "lifted": lambda x, number: torch.tensor(number).expand(x.shape).clone(),
+    "written": lambda x, number: x.detach().float().cos().mul_(number),
+    "gradient": lambda x, number: gradient_of(x.detach().float(), number),
+}
+LOOKED_AT = {
+    "itself": lambda t: t,
+    "data": lambda t: t.data,
+    "numpy": lambda t: torch.from_numpy(t.numpy()),
+    "dlpack": lambda t: torch.from_dlpack(t),
+    "set": lambda t: torch.empty(0).set_(t),
+}
+WRITTEN = {
+    "mul_": lambda t, number: t.mul_(number),
+    "data": lambda t, number: t.data.mul_(number),
+    "slice": lambda t, number: t.view(-1)[::2].neg_(),
+    "foreach": lambda t, number: torch._foreach_mul_([t], number),
+    "numpy": lambda t, number: torch.from_numpy(t.numpy()).mul_(number),
+    "storage": moved_storage,
+}
+
+
+def gradient_of(x, number):
+    with torch.enable_grad():
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad((x * number).sin().sum(), x)[0]

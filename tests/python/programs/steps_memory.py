@@ -116,6 +116,69 @@ add("mul_behind_a_scope", "{a}.mul_({number})", behind, writes="a", weight=3)
 add("data_then_mul_", "{a}.data.mul_({number})\n{a}.mul_(0.5)", written, writes="a", unseen=True)
 
 
+add(
+    "storage_resized",
+    "moved_storage({a}.detach(), {number})",
+    written,
+    writes="a",
+    unseen=True,
+)
+add(
+    "storage_resized_between_reads",
+    "{r0} = {a} * {number}\nmoved_storage({a}.detach(), 0.5)\n{r1} = {a}.sin()",
+    written,
+    writes="a",
+    unseen=True,
+)
+
+
+def made_and_looked_at(v: Values) -> dict[str, Any]:
+    make = v.rng.choice(("zeros", "lifted", "written", "gradient"))
+    look = v.rng.choice(("itself", "data", "numpy", "dlpack", "set"))
+    return one_number(v) | {"make": make, "look": look}
+
+
+add(
+    "written_behind_an_alias",  # what a scope made may change after it
+    "with R.recompute():\n    {r1} = MADE['{make}']({a}, {number})\n"
+    "    {r0} = ({a} + LOOKED_AT['{look}']({r1})).sin()\n{r1}.add_({number})",
+    made_and_looked_at,
+    weight=2,
+)
+
+
+# ---- in a backward inside the scope
+def written_somehow(v: Values) -> dict[str, Any]:
+    ways = ("mul_", "data", "slice", "foreach", "numpy", "storage")
+    return written(v) | {"way": v.rng.choice(ways)}
+
+
+add(
+    "written_in_a_backward",
+    "{r0} = {a} * {number}\n"
+    "in_a_backward(lambda t={a}.detach(): WRITTEN['{way}'](t, {number}))\n{r1} = {a}.sin()",
+    written_somehow,
+    writes="a",
+    unseen=True,
+    weight=3,
+)
+add(
+    "counted_in_a_backward",
+    "{r0} = {a} * {number}\ncounted_by_a_backward({a}.detach())\n{r1} = {a}.sin()",
+    written,
+    writes="a",
+    unseen=True,
+)
+add(
+    "accumulated_gradient",
+    "{r} = {b}.detach().float().clone().requires_grad_()\n({r} * 2).sum().backward()\n"
+    "{r0} = ({a} + {r}.grad).sin()\n({r} * {number}).sum().backward()\n{r1} = {a} * {r}.grad".replace(
+        "{r}", "{r2}"
+    ),
+    pair,
+    weight=2,
+)
+
 # ---- Python functions over elements: past the dispatcher, and no version moves
 
 
@@ -294,7 +357,7 @@ add(
 def trained(v: Values) -> dict[str, Any]:
     a = v.real(rank(2))
     b = v.real(lambda t: tuple(t.shape) == (v.env[a].shape[1],) * 2)
-    return {"a": a, "b": b, "count": v.rng.choice((2, 3, 6))}
+    return {"a": a, "b": b, "count": v.rng.choice((2, 3, 6, 40))}
 
 
 add(
@@ -311,6 +374,12 @@ add(
     "for _ in range({count}):\n    optimizer.zero_grad()\n"
     "    F.dropout(F.gelu({a}.detach() @ {r}), 0.2).square().mean().backward()\n    optimizer.step()",
     trained,
+)
+add(
+    "a_list_of_losses",
+    "{r} = list_of_losses({a}.detach(), {b}.detach().clone().requires_grad_(), {count})",
+    trained,
+    weight=1.5,
 )
 add(
     "backward_inside",
