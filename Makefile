@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 BUILD := build
-SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake include src bindings python -type f -not -name '*.pyc')
-CPP_TESTS := $(shell find tests/cpp examples/cpp models bench -type f)
+LIBRARY := $(BUILD)/library
+INSTALLED := python/retape/include python/retape/lib python/retape/*.so
 RANK_TESTS := dist* gradcheck* ranks_page limits_ranks
 WORKERS ?= 2
 N ?= 100000
@@ -25,7 +25,6 @@ demo: build
 test: build lint test-cpp test-python
 
 setup: $(BUILD)/.system $(VENV)/.ready
-build: $(BUILD)/.installed
 
 $(BUILD)/.system: tools/system_packages.sh
 	tools/system_packages.sh
@@ -35,29 +34,40 @@ $(VENV)/.ready: tools/python_packages.sh pyproject.toml | $(BUILD)/.system
 	PYTHON=$(PYTHON) VENV=$(VENV) tools/python_packages.sh
 	@touch $@
 
-# --no-build-isolation: built against the torch that it will run with. A developer's build has faults
-# that can be injected (retape verify --inject); `pip install .` alone has none.
-$(BUILD)/.installed: $(SOURCES) | $(VENV)/.ready
-	$(PY) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
-	  -C cmake.define.RETAPE_FAULTS=ON .
+# The package is installed once and is python/ itself. CMake puts the libraries there, and Ninja decides what to
+# compile: a changed .py costs nothing. A developer's build has faults that can be injected (retape verify
+# --inject); `pip install .` alone has none.
+$(VENV)/.editable: tools/install_editable.py pyproject.toml include/retape/api.h | $(VENV)/.ready
+	$(PY) tools/install_editable.py
 	@touch $@
+
+$(LIBRARY)/build.ninja: | $(VENV)/.ready
+	cmake -S . -B $(LIBRARY) -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRETAPE_EDITABLE=ON -DRETAPE_FAULTS=ON \
+	  -DCMAKE_INSTALL_PREFIX=$(CURDIR)/python/retape -DCMAKE_INSTALL_MESSAGE=NEVER
+
+# The headers are the sources' own: one that was removed is not found any more.
+build: $(VENV)/.editable $(LIBRARY)/build.ninja
+	cmake --build $(LIBRARY)
+	@ln -sfn ../../include python/retape/include
+	@cmake --install $(LIBRARY) > $(LIBRARY)/install.log
 
 # The C++ tests are a C++ user's project: they find the installed package.
-$(BUILD)/tests/.built: $(BUILD)/.installed $(CPP_TESTS)
+$(BUILD)/tests/build.ninja: $(VENV)/.editable | build
 	cmake -S tests/cpp -B $(BUILD)/tests -DRetape_DIR="$$($(PY) -m retape --cmake-dir)" \
-	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRETAPE_BUILD_EXAMPLES=ON > $(BUILD)/tests.configure.log \
-	  || (cat $(BUILD)/tests.configure.log; false)
-	cmake --build $(BUILD)/tests
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRETAPE_BUILD_EXAMPLES=ON
 	@touch $@
 
-test-cpp: $(BUILD)/tests/.built
+build-tests: build $(BUILD)/tests/build.ninja
+	cmake --build $(BUILD)/tests
+
+test-cpp: build-tests
 	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure -j $(WORKERS)
 
-test-python: build $(BUILD)/tests/.built
+test-python: build-tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/python tests/conformance
 
 # Of these, what ranks do: three to four minutes on two cores.
-test-ranks: build $(BUILD)/tests/.built
+test-ranks: build-tests
 	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure -j $(WORKERS) -R '^dist'
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(wildcard $(RANK_TESTS:%=tests/python/test_%.py))
 
@@ -68,7 +78,7 @@ fuzz: build
 	  --json $(BUILD)/fuzz/seeds_$(SEED).json
 
 # C++ tests under AddressSanitizer with UBSan, then under ThreadSanitizer.
-sanitize: $(BUILD)/.installed
+sanitize: | $(VENV)/.ready
 	PY=$(PY) tools/sanitize.sh address
 	PY=$(PY) tools/sanitize.sh thread
 
@@ -106,4 +116,4 @@ format: | $(VENV)/.ready
 	$(VENV)/bin/clang-format -i $(CPP_SOURCES)
 
 clean:
-	rm -rf $(BUILD) $(VENV)
+	rm -rf $(BUILD) $(VENV) $(INSTALLED)
