@@ -137,6 +137,7 @@ void Examiner::before(const Op& op, const OpInfo& called, const torch::jit::Stac
     }
   }
   std::vector<uint64_t> hashes;
+  hashes.reserve(then.scratch.size());
   for (const auto& storage : then.scratch) {
     hashes.push_back(bytes_hash(storage));
   }
@@ -243,7 +244,7 @@ void Examiner::replayed(Tape& tape, const Op& op, const Value& value, const c10:
   if (!(then.digest == now)) {
     if (closely_) {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!wrong_.insert(now.hash()).second || misled_.count(&op) > 0) {
+      if (!wrong_.insert(now.hash()).second || misled_.contains(&op)) {
         return;  // comes of what was told already
       }
     }
@@ -281,7 +282,7 @@ void Examiner::unpacked(
   std::string text = "its memory holds something else by the time that autograd reads it";
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (wrong_.count(now.hash()) > 0) {
+    if (wrong_.contains(now.hash())) {
       return;
     }
     if (const auto it = made_.find(now.hash()); it != made_.end()) {

@@ -120,6 +120,7 @@ std::vector<KeptOp> kept_ops_of(const std::vector<SeenRegion>& regions) {
     }
   }
   std::vector<KeptOp> ops;
+  ops.reserve(by_name.size());
   for (auto& [name, kept] : by_name) {
     ops.push_back(std::move(kept));
   }
@@ -251,7 +252,7 @@ class Verification {
     }
     if (wrong && verdict_.findings.empty()) {
       const auto again = observe(runs_, order, /*copies=*/true);  // for ulps
-      verdict_.findings = again.findings.empty() ? std::move(observed.findings) : again.findings;
+      verdict_.findings = again.findings.empty() ? observed.findings : again.findings;
     }
     return std::move(observed.trace);
   }
