@@ -139,7 +139,7 @@ tidy: | $(VENV)/.ready
 	cmake -S . -B $(BUILD)/tidy -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRETAPE_FAULTS=ON \
 	  -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON > $(BUILD)/tidy.configure.log
 	$(PY) $(VENV)/bin/run-clang-tidy.py -clang-tidy-binary $(VENV)/bin/clang-tidy -p $(BUILD)/tidy -quiet \
-	  -j $(WORKERS) '^(?!.*/models/)'
+	  -j $(WORKERS) '^(?!$(CURDIR)/$(BUILD)/tidy/models/)'
 
 format: | $(VENV)/.ready
 	$(VENV)/bin/ruff format --quiet $(PYTHON_SOURCES)

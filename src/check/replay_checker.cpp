@@ -137,7 +137,6 @@ void Examiner::before(const Op& op, const OpInfo& called, const torch::jit::Stac
     }
   }
   std::vector<uint64_t> hashes;
-  hashes.reserve(then.scratch.size());
   for (const auto& storage : then.scratch) {
     hashes.push_back(bytes_hash(storage));
   }

@@ -40,7 +40,6 @@ void KeptOps::add(const std::string& op, size_t bytes) {
 std::vector<KeptOp> KeptOps::all() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<KeptOp> ops;
-  ops.reserve(by_name_.size());
   for (const auto& [name, kept] : by_name_) {
     ops.push_back(kept);
   }

@@ -120,7 +120,6 @@ std::vector<KeptOp> kept_ops_of(const std::vector<SeenRegion>& regions) {
     }
   }
   std::vector<KeptOp> ops;
-  ops.reserve(by_name.size());
   for (auto& [name, kept] : by_name) {
     ops.push_back(std::move(kept));
   }

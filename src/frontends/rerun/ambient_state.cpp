@@ -31,7 +31,6 @@ void apply(const Attention& wanted) {
   context.setSDPUseOverrideable(wanted.overrideable);
   context.setAllowFP16BF16ReductionMathSDP(wanted.reduced_precision_sums);
   std::vector<int64_t> order;
-  order.reserve(wanted.order.size());
   for (const auto backend : wanted.order) {
     order.push_back(static_cast<int64_t>(backend));
   }
