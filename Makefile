@@ -132,7 +132,7 @@ CPP_SOURCES := $(shell git ls-files '*.cpp' '*.h')
 lint: | $(VENV)/.ready
 	$(VENV)/bin/ruff check --quiet $(PYTHON_SOURCES)
 	$(VENV)/bin/ruff format --quiet --check $(PYTHON_SOURCES)
-	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_SOURCES)
+	@$(VENV)/bin/clang-format --dry-run --Werror $(CPP_SOURCES)
 
 # Each folder is read as one source (cmake/Unity.cmake), in which torch's headers are parsed once.
 tidy: | $(VENV)/.ready
@@ -143,7 +143,7 @@ tidy: | $(VENV)/.ready
 
 format: | $(VENV)/.ready
 	$(VENV)/bin/ruff format --quiet $(PYTHON_SOURCES)
-	$(VENV)/bin/clang-format -i $(CPP_SOURCES)
+	@$(VENV)/bin/clang-format -i $(CPP_SOURCES)
 
 clean:
 	rm -rf $(BUILD) $(VENV) $(INSTALLED)
