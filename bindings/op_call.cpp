@@ -111,7 +111,7 @@ PythonOpCall in_python(const OpCall& call) {
     for (size_t i = 0; i < call.outputs.size(); ++i) {
       outputs[i] = torch::jit::toPyObject(call.outputs[i]);
     }
-    output = outputs;
+    output = std::move(outputs);
   }
   const auto op = torch::detail::getTorchApiFunction(call.op);
   return {

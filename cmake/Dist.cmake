@@ -52,7 +52,8 @@ add_library(retape_dist SHARED
   src/dist/world.cpp
 )
 add_library(Retape::dist ALIAS retape_dist)
-set_target_properties(retape_dist PROPERTIES EXPORT_NAME dist INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
+set_target_properties(retape_dist PROPERTIES
+  EXPORT_NAME dist DEFINE_SYMBOL "" INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib${editable_rpath}")
 target_include_directories(retape_dist PRIVATE src)
 target_include_directories(retape_dist SYSTEM PRIVATE ${GLOO_INCLUDE_DIR})
 set_source_files_properties(src/dist/gloo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
@@ -61,4 +62,7 @@ target_compile_options(retape_dist PRIVATE -Wall -Wextra -Wno-unused-parameter -
 # GCC 12 sees overflows inside std::string where a literal and a string are added.
 target_compile_options(retape_dist PRIVATE -Wno-stringop-overflow -Wno-stringop-overread -Wno-restrict -Wno-array-bounds)
 retape_unite_folders(retape_dist)
-target_precompile_headers(retape_dist PRIVATE <ATen/Functions.h> <torch/csrc/distributed/c10d/ProcessGroup.hpp>)
+target_precompile_headers(retape_dist REUSE_FROM retape)
+if(RETAPE_FAULTS)
+  target_compile_definitions(retape_dist PRIVATE RETAPE_FAULTS)  # as in what is precompiled; it has none
+endif()

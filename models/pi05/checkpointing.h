@@ -7,7 +7,9 @@
 
 #include <retape/checkpoint.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <array>
 #include <cstdint>

@@ -134,6 +134,7 @@ Tensor product_over(Tensor&& over, const Tensor& other) {
 
 Tensor product(Tensor&& grad, const Tensor& factor) {
   auto made = product_over(std::move(grad), factor);
+  // NOLINTNEXTLINE(bugprone-use-after-move): moved from only if `made` is defined
   return made.defined() ? made : at::mul(grad, factor);
 }
 
@@ -143,6 +144,7 @@ Tensor product_beside(const Tensor& grad, Tensor&& factor) {
   if (factor.sizes() == grad.sizes() && factor.strides() == grad.strides()) {
     made = product_over(std::move(factor), grad);
   }
+  // NOLINTNEXTLINE(bugprone-use-after-move): as above
   return made.defined() ? made : at::mul(grad, factor);
 }
 

@@ -318,7 +318,7 @@ void ReplayChecker::replayed(
   if (!(then.digest == now)) {
     if (closely_) {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!wrong_.insert(now.hash()).second || misled_.count(&op) > 0) {
+      if (!wrong_.insert(now.hash()).second || misled_.contains(&op)) {
         return;  // comes of what was told already
       }
     }
@@ -356,7 +356,7 @@ void ReplayChecker::unpacked(
   std::string text = "its memory holds something else by the time that autograd reads it";
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (wrong_.count(now.hash()) > 0) {
+    if (wrong_.contains(now.hash())) {
       return;
     }
     if (const auto it = made_.find(now.hash()); it != made_.end()) {

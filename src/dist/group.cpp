@@ -11,7 +11,7 @@
 namespace retape {
 
 CollectiveError::CollectiveError(std::string text, std::vector<int> ranks)
-    : Error(std::move(text)),
+    : Error(text),
       ranks_(std::move(ranks)) {}
 CollectiveError::~CollectiveError() = default;
 

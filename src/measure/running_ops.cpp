@@ -25,7 +25,7 @@ thread_local std::vector<Running> running;
 // The engine's own work for a node is told as the node's.
 std::string shown(const std::string& name) {
   static const std::string evaluates = "autograd::engine::evaluate_function: ";
-  return name.rfind(evaluates, 0) == 0 ? name.substr(evaluates.size()) : name;
+  return name.starts_with(evaluates) ? name.substr(evaluates.size()) : name;
 }
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
@@ -48,7 +48,7 @@ void leave(const at::RecordFunction& fn, at::ObserverContext*) {
 }
 
 bool only_allocates(const std::string& name) {
-  return name.rfind("aten::empty", 0) == 0 || name.rfind("aten::resize", 0) == 0;
+  return name.starts_with("aten::empty") || name.starts_with("aten::resize");
 }
 
 }  // namespace

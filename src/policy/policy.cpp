@@ -23,7 +23,7 @@ const std::string kDefaultOverload = "default";
 // "aten::add" names every overload, "aten::add.Tensor" one. The overload without a name is
 // "aten::mm.default", as Python has it.
 bool matches(const std::string& rule, const c10::OperatorName& op) {
-  if (rule.compare(0, op.name.size(), op.name) != 0) {
+  if (!rule.starts_with(op.name)) {
     return false;
   }
   const auto& overload = op.overload_name.empty() ? kDefaultOverload : op.overload_name;

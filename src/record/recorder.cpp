@@ -675,7 +675,7 @@ void Recorder::bind(Token& token) {
     ++value->tokens;
     bury(std::move(token.storage_));
     token.storage_ = c10::Storage();
-    token.value_ = value;
+    token.value_ = std::move(value);
     return;
   }
   if (value) {

@@ -62,7 +62,7 @@ bool is_replayable(const c10::OperatorName& op) {
     return true;
   }
   std::lock_guard<std::mutex> lock(named().mutex);
-  return named().ops.count(op.name) != 0 || named().ops.count(with_overload(op)) != 0;
+  return named().ops.contains(op.name) || named().ops.contains(with_overload(op));
 }
 
 }  // namespace detail

@@ -169,7 +169,7 @@ struct Op final : c10::intrusive_ptr_target, Pooled<Op> {
   std::unique_ptr<Note> note;  // of an observer of the tape
 
   Input& add_input(c10::intrusive_ptr<Value> value, const at::Tensor& seen);
-  void read(uint32_t input, c10::intrusive_ptr<Value> value);  // ... it has none yet
+  void read(uint32_t index, c10::intrusive_ptr<Value> value);  // ... it has none yet
 };
 
 // A use of `value` is over: give up its bytes if it was the last one.

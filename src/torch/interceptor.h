@@ -27,7 +27,7 @@ constexpr c10::DispatchKey kHandlerKey = c10::DispatchKey::Fake;
 // came by way of kHandlerKey. The handler redispatches it.
 using OpHandler = void (*)(
     const c10::OperatorHandle&, c10::DispatchKeySet below, torch::jit::Stack*, bool in_handler);
-void set_op_handler(OpHandler handler);  // before anything is switched on
+void set_op_handler(OpHandler to);  // before anything is switched on
 
 // Keys that are left for an op that is looked at here and nowhere below.
 c10::DispatchKeySet to_kernel(c10::DispatchKeySet below);
@@ -48,7 +48,7 @@ void intercept_here(bool on);
 
 // Runs ops of this thread in place of their kernels (dry runs, FLOP counts); null: nothing does.
 using KernelRunner = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
-void set_kernel_runner(KernelRunner runner);
+void set_kernel_runner(KernelRunner to);
 
 // While it lives, ops of this thread go past the interceptor: they are part of an op that it has
 // seen, or Retape's own.

@@ -27,7 +27,7 @@ std::vector<std::pair<std::string, at::Generator>> default_generators() {
   std::vector<std::pair<std::string, at::Generator>> all{
       {"cpu", context.defaultGenerator(c10::kCPU)}};
   if (const auto type = at::getAccelerator(/*checked=*/false)) {
-    const auto& hooks = context.getAcceleratorHooksInterface(*type);
+    const auto& hooks = context.getAcceleratorHooksInterface(type);
     for (c10::DeviceIndex i = 0; i < hooks.deviceCount(); ++i) {
       if (hooks.hasPrimaryContext(i)) {
         const c10::Device device(*type, i);

@@ -251,7 +251,7 @@ class Verification {
     }
     if (wrong && verdict_.findings.empty()) {
       const auto again = observe(runs_, order, /*copies=*/true);  // for ulps
-      verdict_.findings = again.findings.empty() ? std::move(observed.findings) : again.findings;
+      verdict_.findings = again.findings.empty() ? observed.findings : again.findings;
     }
     return std::move(observed.trace);
   }

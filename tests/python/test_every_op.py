@@ -224,6 +224,7 @@ def _forms(op: Any, sample: Any, first: bool) -> Iterator[tuple[str, Callable[..
             yield "in place", op.inplace_variant
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", ENTRIES, ids=lambda op: op.formatted_name)
 def test_gradients_are_bitwise_those_of_eager(op: Any, record_property: Any) -> None:
@@ -258,6 +259,7 @@ def test_gradients_are_bitwise_those_of_eager(op: Any, record_property: Any) -> 
         assert replayed > 0, f"{name}: nothing was replayed, so nothing was shown"
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", ENTRIES, ids=lambda op: op.formatted_name)
 def test_gradients_of_a_second_run_are_bitwise_those_of_eager(op: Any) -> None:

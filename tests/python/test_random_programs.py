@@ -20,6 +20,7 @@ PROGRAMS = 2000
 CHUNK = 50
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(0, PROGRAMS, CHUNK))
 def test_recomputed_programs_equal_plain_ones(first: int) -> None:

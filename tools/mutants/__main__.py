@@ -18,7 +18,7 @@ from .mutant import Form, Mutant
 from .results import Cache, Reasons, digest_of
 from .run import Runner
 
-FOLDERS = ["src/tape", "src/residency", "src/record", "src/replay", "src/frontends"]
+FOLDERS = ["src/torch", "src/tape", "src/residency", "src/record", "src/replay", "src/frontends"]
 PER_FILE = 2000  # numbers; a file's stay its own when another changes
 
 

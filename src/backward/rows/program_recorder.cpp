@@ -51,7 +51,7 @@ void Listener::take(const OpInfo& op, size_t arg, const c10::IValue& value) {
           "place under it");
     }
     const bool writes = std::find(op.writes.begin(), op.writes.end(), arg) != op.writes.end();
-    if (writes && born_.count(touched_.back()) == 0) {
+    if (writes && !born_.contains(touched_.back())) {
       refuse(op, "writes to a tensor that was not made inside");
     }
     step_.reads.push_back({static_cast<uint16_t>(arg), element, number});
@@ -98,7 +98,7 @@ uint32_t Listener::made(const at::Tensor& tensor) {
     refuse(*step_.op, "makes a tensor of another kind than plain");
     return kNoTensor;
   }
-  const auto storage = tensor.storage();
+  const auto& storage = tensor.storage();
   const auto* address = storage.unsafeGetStorageImpl();
   if (std::find(touched_.begin(), touched_.end(), address) == touched_.end()) {
     born_.emplace(address, storage.getWeakStorageImpl());

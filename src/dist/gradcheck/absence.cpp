@@ -66,7 +66,7 @@ std::vector<std::string> whole_pools(const Topology& topology, const Ranks& rank
     const bool all = std::all_of(
         members.begin(), members.end(), [&](int rank) { return is_in(ranks, rank); });
     const bool more = std::any_of(
-        members.begin(), members.end(), [&](int rank) { return covered.count(rank) == 0; });
+        members.begin(), members.end(), [&](int rank) { return !covered.contains(rank); });
     if (all && more) {
       names.push_back(name);
       covered.insert(members.begin(), members.end());

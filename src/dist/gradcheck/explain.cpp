@@ -199,7 +199,7 @@ void guess_from_all_topologies(
   };
   std::map<Key, std::vector<Factor>> factors;
   for (const auto& row : rows) {
-    if (row.kind != Kind::Vacuous && has_factor(row) && by_name.count(row.topology) > 0) {
+    if (row.kind != Kind::Vacuous && has_factor(row) && by_name.contains(row.topology)) {
       factors[key(row)].push_back({row.alpha, *by_name[row.topology], microbatches});
     }
   }

@@ -186,7 +186,7 @@ void note_absences(
     if (absence.what == "gradient" && is_zero(gradients.at(absence.name))) {
       continue;
     }
-    if (replicated && odd.count(absence.what) > 0) {
+    if (replicated && odd.contains(absence.what)) {
       auto& text = (*odd[absence.what])[absence.name];
       text += (text.empty() ? "" : "; ") + difference(absence);
     } else {

@@ -29,7 +29,7 @@ std::string product(const Names& names, const Exponents& exponents, int sign) {
 }
 
 std::string text_of(const Names& names, const Exponents& exponents) {
-  const auto above = product(names, exponents, 1);
+  auto above = product(names, exponents, 1);
   const auto below = product(names, exponents, -1);
   if (below.empty()) {
     return above;
@@ -87,7 +87,7 @@ Names names_of(const std::vector<Factor>& factors) {
     }
   }
   for (const auto& factor : factors) {
-    if (sizes_by_name(factor.topology).count("n_ranks") > 0) {
+    if (sizes_by_name(factor.topology).contains("n_ranks")) {
       add("n_ranks");
     }
     if (factor.microbatches > 1) {
@@ -142,7 +142,7 @@ std::vector<std::string> guesses(const std::vector<Factor>& factors, bool roots,
     auto& of = values.emplace_back();
     for (const auto& name : names) {
       of.push_back(
-          sizes.count(name) > 0   ? sizes[name]
+          sizes.contains(name)    ? sizes[name]
               : name == "n_ranks" ? all_ranks(factor.topology)
                                   : 1.0);
     }

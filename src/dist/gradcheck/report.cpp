@@ -59,7 +59,7 @@ std::string line_of(const Told& told) {
 }
 
 bool is_of_all(const GradRow& row) {
-  return row.terms == "all" || row.terms.rfind("all, ", 0) == 0;
+  return row.terms == "all" || row.terms.starts_with("all, ");
 }
 
 // Whether a row that differs only follows from another: a norm from gradients, a parameter or the
@@ -84,16 +84,16 @@ class Causes {
 
   bool has(const GradRow& row) const {
     const auto run = row.topology + "\n" + row.dtype + "\n";
-    if (row.replicas_differ && drifts_.count(run) == 0) {
+    if (row.replicas_differ && !drifts_.contains(run)) {
       return false;  // gradients that all ranks have alike, wrong or right, do not part replicas
     }
     if (row.what == "norm") {
-      return runs_.count(run + row.terms) > 0;
+      return runs_.contains(run + row.terms);
     }
     if (row.what == "parameter") {
-      return gradients_.count(run + row.tensor) > 0;
+      return gradients_.contains(run + row.tensor);
     }
-    return is_of_all(row) && alone_.count(run + row.tensor) > 0;
+    return is_of_all(row) && alone_.contains(run + row.tensor);
   }
 
  private:
@@ -204,7 +204,7 @@ std::string work(const std::vector<GradRow>& rows) {
   for (size_t i = 0; i < topologies.size(); ++i) {
     text += (i == 0 ? "" : "; ") + topologies[i];
   }
-  text += ")";
+  text += ')';
   for (const auto& dtype : dtypes) {
     text += "; " + dtype + " off by up to " + error_number(worst[dtype]);
   }

@@ -267,7 +267,7 @@ std::vector<std::string> never_uneven(const std::vector<NamedTopology>& topologi
   }
   could.erase(
       std::remove_if(
-          could.begin(), could.end(), [&](const std::string& name) { return are.count(name) > 0; }),
+          could.begin(), could.end(), [&](const std::string& name) { return are.contains(name); }),
       could.end());
   return could;
 }

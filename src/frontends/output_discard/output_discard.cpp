@@ -109,7 +109,7 @@ bool reaches(const Node* from, const Call& call) {
   while (!open.empty()) {
     const Node* node = open.back();
     open.pop_back();
-    if (call.nodes.count(node) != 0) {
+    if (call.nodes.contains(node)) {
       return true;
     }
     for (const auto& edge : node->next_edges()) {
