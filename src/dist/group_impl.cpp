@@ -47,34 +47,6 @@ at::Device carrier(const c10d::ProcessGroup& process_group, at::Device device) {
   return c10::impl::VirtualGuardImpl(known.front().type()).getDevice();
 }
 
-Group GroupImpl::making(
-    std::string name,
-    std::vector<int> ranks,
-    int index,
-    GroupOptions options,
-    StorePtr store,
-    StorePtr words,
-    std::function<Milliseconds(const Board& words)> to_come,
-    std::function<ProcessGroupPtr(const StorePtr&)> make) {
-  auto courier = Courier::of(
-      {std::move(store), std::move(words), {}, ranks, index, options.store_host});
-  const auto impl = std::make_shared<GroupImpl>(
-      std::move(name), std::move(ranks), index, options, std::move(courier));
-  const auto come = std::make_shared<Job>();
-  come->call.text = "make group \"" + impl->name + "\" of " + ranks_text(impl->ranks);
-  come->timeout = std::move(to_come);
-  come->move = [courier = impl->courier_.get(), make = std::move(make)](auto*) {
-    courier->make_process_group(make);
-  };
-  impl->start(come).wait();
-  // Those who have connected go on when all have: nobody is left in a group of which others know
-  // nothing.
-  const auto connected = std::make_shared<Job>();
-  connected->call.text = "connect group \"" + impl->name + "\"";
-  impl->start(connected).wait();
-  return Group(impl);
-}
-
 Pending GroupImpl::start(std::shared_ptr<Job> job) {
   if (!courier_) {
     if (job->move) {

@@ -22,19 +22,6 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
       GroupOptions options,
       std::shared_ptr<Courier> courier = {});
 
-  // A group whose process group is still to make, by `make`, when all members have come. They have
-  // `to_come` for that, asked with the board of words, and the group's timeout to connect.
-  // CollectiveError on all, or on none.
-  static Group making(
-      std::string name,
-      std::vector<int> ranks,
-      int index,
-      GroupOptions options,
-      StorePtr store,
-      StorePtr words,
-      std::function<Milliseconds(const Board& words)> to_come,
-      std::function<ProcessGroupPtr(const StorePtr&)> make);
-
   Pending start(std::shared_ptr<Job> job);
   void withdraw();
   void abandon();

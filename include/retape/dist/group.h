@@ -1,6 +1,6 @@
 // Group: ranks that communicate, and agree on what before any data moves.
 //
-//   Group group = world.group("block0", {4, 5});
+//   Group group("block0", {4, 5}, process_group);
 //   group.sum("weight", gradient);             // in place; on every rank the same bits afterwards
 //
 // Gloo sums what it is given: two tensors in another order, SUM on one rank and MAX on another,
@@ -83,7 +83,7 @@ struct GroupOptions {
 
 // Before this process ends: ranks that wait for it in a call know at once that it will not come,
 // and if it hosts the store, it serves that until they have ended too, for a minute at the longest.
-// Groups of a World do this as it ends, and in Python all do.
+// In Python this is done when the interpreter ends.
 RETAPE_API void leave();
 
 // Called again and again on threads that wait for other ranks, without any lock; what it throws

@@ -1,18 +1,26 @@
-#include <retape/dist/world.h>
+#include "launch.h"
 
-#include "dist/gloo.h"
-#include "dist/group_impl.h"
-#include "dist/store.h"
-#include "dist/world_impl.h"
+#include "gloo.h"
+#include "store.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <future>
+#include <map>
+#include <mutex>
 #include <numeric>
+#include <optional>
 
-namespace retape::dist {
+namespace ranks {
+
+using retape::UsageError;
+using retape::dist::Group;
+using retape::dist::GroupOptions;
+using std::chrono::milliseconds;
 
 namespace {
 
@@ -41,30 +49,47 @@ int number(const char* name, int highest) {
 
 constexpr int kMostRanks = 1 << 20;
 
-// Written by a rank that has come into the world: it may be waited for like any other.
-std::string started_key(int rank) {
-  return "started/" + std::to_string(rank);
-}
+// After Gloo's own timeout, how long a rank waits for others that have not connected either.
+constexpr milliseconds kToCompare{200};
 
 }  // namespace
+
+struct World::Impl {
+  int rank = 0;
+  int size = 1;
+  std::string address;                    // where Gloo listens
+  c10::intrusive_ptr<c10d::Store> store;  // null: there is one rank
+  GroupOptions options;
+
+  // A group that is being made, or is made, or could not be.
+  struct Made {
+    std::vector<int> ranks;
+    std::shared_future<Group> group;
+  };
+  std::mutex mutex;
+  std::map<std::string, Made> groups;
+  std::atomic<bool> all_started{false};
+
+  milliseconds to_come();
+  Group make_group(const std::string& name, const std::vector<int>& ranks);
+};
 
 World World::from_environment(WorldOptions options) {
   auto impl = std::make_shared<Impl>();
   impl->size = number("WORLD_SIZE", kMostRanks);
   impl->rank = number("RANK", impl->size - 1);
   const auto host = variable("MASTER_ADDR");
-  impl->address = detail::own_address(host);
+  impl->address = own_address(host);
   const auto port = static_cast<uint16_t>(number("MASTER_PORT", 65535));
   const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const bool launcher = agent != nullptr && std::string(agent) == "True";
   impl->options.timeout = options.timeout;
-  c10::intrusive_ptr<c10d::Store> store;
   if (!launcher) {
     impl->options.store_host = 0;
   }
-  store = !launcher && impl->rank == 0
-      ? detail::serve_store(host, detail::listen_at(host, port), options.timeout)
-      : detail::reach_store(host, port, options.timeout);
+  auto store = !launcher && impl->rank == 0
+      ? serve_store(host, listen_at(host, port), options.timeout)
+      : reach_store(host, port, options.timeout);
   // A launcher that starts ranks anew keeps its store: the keys of an earlier try must not be
   // found. Nor those of another World of this process: ranks make them in the same order.
   static std::atomic<int> worlds{0};
@@ -72,12 +97,8 @@ World World::from_environment(WorldOptions options) {
   impl->store = c10::make_intrusive<c10d::PrefixStore>(
       std::string("retape.world.") + (attempt ? attempt : "0") + "." + std::to_string(worlds++),
       std::move(store));
-  detail::as_board(impl->store).write(started_key(impl->rank), "");
+  impl->store->add("started", 1);
   return World(std::move(impl));
-}
-
-World World::alone() {
-  return World(std::make_shared<Impl>());
 }
 
 int World::rank() const {
@@ -92,6 +113,12 @@ Group World::all() const {
   std::vector<int> ranks(impl_->size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return group("world", std::move(ranks));
+}
+
+World::operator retape::dist::GroupFactory() const {
+  return {rank(), [world = *this](const std::string& name, const std::vector<int>& ranks) {
+            return world.group(name, ranks);
+          }};
 }
 
 Group World::group(const std::string& name, std::vector<int> ranks) const {
@@ -119,30 +146,41 @@ Group World::group(const std::string& name, std::vector<int> ranks) const {
   return made.group.get();
 }
 
-Group World::Impl::make_group(const std::string& name, const std::vector<int>& ranks) const {
+// A rank that has started may be waited for like any other.
+milliseconds World::Impl::to_come() {
+  all_started = all_started || store->add("started", 0) == size;
+  return all_started ? options.timeout : std::max(options.timeout, kToConnect);
+}
+
+// Ranks agree through the store before there is a transport, by a process group that has none yet.
+Group World::Impl::make_group(const std::string& name, const std::vector<int>& ranks) {
   if (ranks.size() == 1) {
     return Group::alone(name, rank);
   }
-  if (!store) {
-    throw UsageError("[World] group \"" + name + "\": this process is alone.");
-  }
   const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  const auto size = static_cast<int>(ranks.size());
-  return detail::GroupImpl::making(
-      name,
-      ranks,
-      index,
-      options,
-      c10::make_intrusive<c10d::PrefixStore>(name, store),
-      store,
-      [ranks, timeout = options.timeout](const detail::Board& words) {
-        const bool all_started = std::all_of(
-            ranks.begin(), ranks.end(), [&](int each) { return words.has(started_key(each)); });
-        return all_started ? timeout : std::max(timeout, detail::kToConnect);
-      },
-      [address = address, index, size, timeout = options.timeout](const detail::StorePtr& own) {
-        return detail::make_gloo(own, address, index, size, timeout);
-      });
+  const auto count = static_cast<int>(ranks.size());
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  const auto process_group = c10::make_intrusive<c10d::ProcessGroup>(own, index, count);
+  const Group group(name, ranks, process_group, options);
+  const auto within = [&](milliseconds timeout) {
+    auto same = options;
+    same.timeout = timeout;
+    return Group(name, ranks, process_group, same);
+  };
+  within(to_come()).barrier("make group \"" + name + "\"");
+  std::optional<std::string> failed;
+  try {
+    connect_gloo(*process_group, own, address, options.timeout);
+  } catch (const std::exception& error) {
+    failed = error.what();
+  }
+  // Those who have connected go on when all have: none is left in a group that others gave up.
+  within(failed ? kToCompare : options.timeout + kToCompare)
+      .agree(
+          "connect group \"" + name + "\"",
+          "",
+          failed ? "cannot connect: " + failed->substr(0, failed->find('\n')) : "");
+  return group;
 }
 
-}  // namespace retape::dist
+}  // namespace ranks
