@@ -8,7 +8,6 @@ add_library(retape_dist SHARED
   src/dist/contribution.cpp
   src/dist/count.cpp
   src/dist/edge.cpp
-  src/dist/fingerprint_store.cpp
   src/dist/gradcheck/absence.cpp
   src/dist/gradcheck/alike_rows.cpp
   src/dist/gradcheck/case.cpp
@@ -30,16 +29,14 @@ add_library(retape_dist SHARED
   src/dist/gradcheck/visibility.cpp
   src/dist/group.cpp
   src/dist/group_impl.cpp
-  src/dist/liveness_check.cpp
   src/dist/liveness_monitor.cpp
-  src/dist/liveness_thread.cpp
   src/dist/mutated.cpp
   src/dist/placement.cpp
+  src/dist/rank_text.cpp
   src/dist/reducer.cpp
   src/dist/row_exchange.cpp
   src/dist/summand.cpp
-  src/dist/topology.cpp
-  src/dist/whereabouts.cpp)
+  src/dist/topology.cpp)
 add_library(Retape::dist ALIAS retape_dist)
 set_target_properties(retape_dist PROPERTIES EXPORT_NAME dist INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
 target_include_directories(retape_dist PRIVATE src)

@@ -13,7 +13,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <optional>
+#include <thread>
 
 namespace ranks {
 
@@ -51,6 +51,32 @@ constexpr int kMostRanks = 1 << 20;
 
 // After Gloo's own timeout, how long a rank waits for others that have not connected either.
 constexpr milliseconds kToCompare{200};
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// "" or why it could not. Where a peer is stopped Gloo takes longer than its timeout, and is left
+// behind.
+std::string connect(
+    const ProcessGroupPtr& process_group,
+    const StorePtr& store,
+    const std::string& address,
+    milliseconds timeout) {
+  auto task = std::packaged_task<void()>(
+      [=] { connect_gloo(*process_group, store, address, timeout); });
+  auto done = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (done.wait_for(timeout) != std::future_status::ready) {
+    return "cannot connect in time";
+  }
+  try {
+    done.get();
+    return "";
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return "cannot connect: " + text.substr(0, text.find('\n'));
+  }
+}
 
 }  // namespace
 
@@ -168,18 +194,10 @@ Group World::Impl::make_group(const std::string& name, const std::vector<int>& r
     return Group(name, ranks, process_group, same);
   };
   within(to_come()).barrier("make group \"" + name + "\"");
-  std::optional<std::string> failed;
-  try {
-    connect_gloo(*process_group, own, address, options.timeout);
-  } catch (const std::exception& error) {
-    failed = error.what();
-  }
+  const auto complaint = connect(process_group, own, address, options.timeout);
   // Those who have connected go on when all have: none is left in a group that others gave up.
-  within(failed ? kToCompare : options.timeout + kToCompare)
-      .agree(
-          "connect group \"" + name + "\"",
-          "",
-          failed ? "cannot connect: " + failed->substr(0, failed->find('\n')) : "");
+  within(complaint.empty() ? options.timeout + kToCompare : kToCompare)
+      .agree("connect group \"" + name + "\"", "", complaint);
   return group;
 }
 
