@@ -1,9 +1,4 @@
-# Sums over ranks (retape::dist). Gloo's headers are for one source file, and its library is never linked:
-# the one that runs is inside libtorch.
-find_path(GLOO_INCLUDE_DIR gloo/context.h)
-if(NOT GLOO_INCLUDE_DIR)
-  message(FATAL_ERROR "Gloo's headers are missing. Fix: apt-get install libgloo-dev (headers only; it is not linked).")
-endif()
+# Sums over ranks (retape::dist), over any c10d::ProcessGroup: no transport's headers are needed.
 find_package(nlohmann_json 3.9 REQUIRED)  # headers only, of reports
 add_library(retape_dist SHARED
   src/dist/bucket.cpp
@@ -13,8 +8,6 @@ add_library(retape_dist SHARED
   src/dist/contribution.cpp
   src/dist/count.cpp
   src/dist/edge.cpp
-  src/dist/fingerprint_store.cpp
-  src/dist/gloo.cpp
   src/dist/gradcheck/absence.cpp
   src/dist/gradcheck/alike_rows.cpp
   src/dist/gradcheck/case.cpp
@@ -36,27 +29,18 @@ add_library(retape_dist SHARED
   src/dist/gradcheck/visibility.cpp
   src/dist/group.cpp
   src/dist/group_impl.cpp
-  src/dist/liveness_check.cpp
   src/dist/liveness_monitor.cpp
-  src/dist/liveness_thread.cpp
   src/dist/mutated.cpp
   src/dist/placement.cpp
-  src/dist/polling_store.cpp
+  src/dist/rank_text.cpp
   src/dist/reducer.cpp
   src/dist/row_exchange.cpp
-  src/dist/run_ranks.cpp
-  src/dist/store.cpp
   src/dist/summand.cpp
-  src/dist/topology.cpp
-  src/dist/whereabouts.cpp
-  src/dist/world.cpp
-)
+  src/dist/topology.cpp)
 add_library(Retape::dist ALIAS retape_dist)
 set_target_properties(retape_dist PROPERTIES
   EXPORT_NAME dist DEFINE_SYMBOL "" INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib${editable_rpath}")
 target_include_directories(retape_dist PRIVATE src)
-target_include_directories(retape_dist SYSTEM PRIVATE ${GLOO_INCLUDE_DIR})
-set_source_files_properties(src/dist/gloo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
 target_link_libraries(retape_dist PUBLIC retape PRIVATE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
 target_compile_options(retape_dist PRIVATE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror)
 # GCC 12 sees overflows inside std::string where a literal and a string are added.

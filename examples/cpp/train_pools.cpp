@@ -3,7 +3,7 @@
 // to see that it is the same.
 //
 //   train_pools [STEPS]
-#include <retape/dist/world.h>
+#include <ranks/launch.h>
 #include <three_pool/trainer.h>
 
 #include <cstdio>
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
   retape::dist::Case run{three_pool::make_topology(kSizes), three_pool::all_terms()};
   run.steps = steps;
   const auto expected = three_pool::reference(run);
-  const auto ends = retape::dist::run_ranks(kSizes.ranks(), [&](retape::dist::World& world) {
+  const auto ends = ranks::run_ranks(kSizes.ranks(), [&](ranks::World& world) {
     three_pool::Config config;
     config.on_step = [&](int step, const auto& losses) { tell(world.rank(), step, losses); };
     const auto found = three_pool::distributed(run, world, config);

@@ -6,9 +6,10 @@ using retape::dist::Edge;
 using retape::dist::EdgeOptions;
 using retape::dist::Group;
 
-Rank::Rank(const retape::dist::Case& run_, const retape::dist::World& world_, const Config& config_)
+Rank::Rank(
+    const retape::dist::Case& run_, const retape::dist::GroupFactory& groups, const Config& config_)
     : run(run_),
-      placement(world_, run.topology),
+      placement(groups, run.topology),
       config(config_),
       sizes(sizes_of(run.topology, sites_of(config).size())),
       target(config, run.seed, run.dtype) {}
@@ -40,11 +41,11 @@ void Rank::broadcast(
 }
 
 retape::dist::Outcome distributed(
-    const retape::dist::Case& run, const retape::dist::World& world, const Config& config) {
-  if (world.rank() >= run.topology.world_size()) {
+    const retape::dist::Case& run, const retape::dist::GroupFactory& groups, const Config& config) {
+  if (groups.rank >= run.topology.world_size()) {
     return {};
   }
-  const Rank rank(run, world, config);
+  const Rank rank(run, groups, config);
   if (rank.placement.has("ci")) {
     return run_ci(rank);
   }

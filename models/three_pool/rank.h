@@ -18,7 +18,10 @@ struct Rank {
   PoolSizes sizes;
   Target target;
 
-  Rank(const retape::dist::Case& run, const retape::dist::World& world, const Config& config);
+  Rank(
+      const retape::dist::Case& run,
+      const retape::dist::GroupFactory& groups,
+      const Config& config);
 
   // `trainer.step(step, outcome)`, as often as the case says. A case of no steps has one, without
   // the optimizer.

@@ -3,7 +3,7 @@
 //   using retape::dist::Case, three_pool::make_topology;
 //   const Case c{make_topology({4, 2, 2, 2}), three_pool::all_terms()};
 //   const auto expected = three_pool::reference(c);
-//   retape::dist::run_ranks(10, [&](retape::dist::World& world) {
+//   ranks::run_ranks(10, [&](ranks::World& world) {
 //     const auto found = three_pool::distributed(c, world);    // of each name that the rank holds,
 //     the same
 //   });
@@ -35,7 +35,7 @@
 #pragma once
 
 #include <retape/dist/case.h>
-#include <retape/dist/world.h>
+#include <retape/dist/placement.h>
 
 #include <three_pool/config.h>
 #include <three_pool/layout.h>
@@ -47,6 +47,8 @@ retape::dist::Outcome reference(const retape::dist::Case& run, const Config& con
 
 // The part of this rank, in the topology of the case; nothing on a rank beyond it.
 retape::dist::Outcome distributed(
-    const retape::dist::Case& run, const retape::dist::World& world, const Config& config = {});
+    const retape::dist::Case& run,
+    const retape::dist::GroupFactory& groups,
+    const Config& config = {});
 
 }  // namespace three_pool

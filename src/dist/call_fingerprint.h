@@ -1,37 +1,30 @@
-// Agreement: the ranks of a process group compare what they are about to do, on its board.
+// CallFingerprint: the ranks of a process group compare what each is about to do, and one decision
+// per call holds for all of them.
 //
-// Each rank has a mark: the number of the call that it has come to, and the fingerprint (a hash of
-// group and text) of what it would do there. After publishing its mark, a rank increments a
-// counter. The last to come compares all marks, and decides the gate of the call: "agreed" or
-// "bad". The sentry of a rank that has waited in vain decides it too: "gave up", with the ranks
-// that have not come by their marks or have ended; and "withdrawn" where its own caller was
-// interrupted. The first decision stands, for all ranks, so that no rank begins what another has
-// given up. After "bad" every rank writes its text down and reads those of the others: texts travel
-// only then.
+// At each call a rank publishes its mark, the number of the call and a hash of what it would do,
+// and then counts itself in. The last to arrive compares all marks and decides the gate of the
+// call. A rank that gives a call up decides its gate, too. The first decision stands, so that no
+// rank begins what another has given up. Texts travel only where marks differ.
 //
-// Who waits at the gate waits for the decision and not for the clock: a store whose time is over
-// tells so in warnings, for which it asks a name server who it is, and that may take seconds.
-//
-// Every question to the store is a message there and back while all ranks wait: a call has one to
-// come, two at the gate, and for the last one three. Whoever begins anew with the same process
-// group goes on from his mark.
+// Round trips to the store: one to arrive, and for the last rank two more; for the others one for
+// each look at the gate.
 #pragma once
 
-#include "dist/fingerprint_store.h"
-#include "dist/liveness_check.h"
-#include "dist/whereabouts.h"
+#include <retape/dist/group.h>
 
-#include <atomic>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace retape::dist::detail {
 
 using Milliseconds = std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // What a rank is about to do. `complaint`: why it would rather not.
 struct Call {
@@ -42,65 +35,50 @@ struct Call {
   Milliseconds timeout{};
 };
 
-class Agreement {
- public:
-  // `board` has a connection of its own, and so have `words`, where ranks leave theirs: the same.
-  // `goes_on` is called when time begins that is not the call's: to find out who is to blame.
-  Agreement(
-      Board board, Board words, std::vector<int> ranks, int index, std::function<void()> goes_on);
-
-  // Returns when all ranks have come with the same text and no complaint. CollectiveError.
-  void reach(const Call& call);
-
-  // From another thread, over its own connection `board`: decides the gate of the call under way,
-  // which wakes who waits there. When its time has been over for that long...
-  void give_up(const Board& board, const Call& call, Milliseconds overdue) const;
-  // ...or where the process of one has ended, before or after it came: the call can no longer
-  // succeed...
-  void give_up_on_those_who_left(const Board& board, Milliseconds waited) const;
-  // ...or where this rank's caller was interrupted.
-  void withdraw(const Board& board) const;
-
-  // After `reason`, an error in the call that was agreed on: CollectiveError with who is to blame.
-  [[noreturn]] void fail(const Call& call, const std::string& reason);
-
-  // Of the call under way; the first is 1. From any thread.
-  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
-
- private:
-  std::string key_at(const std::string& what) const;  // of this call
-  std::string at(const Call& call) const;
-  void resume();
-  std::string gate_for(const Call& call);
-  bool all_would(const std::string& mark) const;
-  std::vector<int> missing_at(const Board& board, uint64_t gate) const;
-  std::vector<Answer> call_the_roll();
-  [[noreturn]] void blame(
-      const Call& call, const std::vector<Answer>& answers, const std::string& reason);
-  Blame blame_for(int index, Answer answer, bool one_has_ended, Trail& trail) const;
-  [[noreturn]] void raise(const std::string& text, std::vector<int> ranks);
-  [[noreturn]] void explain_absence(const Call& call, const std::string& gate);
-  [[noreturn]] void explain_withdrawal(const Call& call, const std::string& gate);
-  [[noreturn]] void explain_difference(const Call& call);
-  std::map<std::string, std::vector<int>> texts_of_all(const Call& call);
-  bool has_come(int index) const;  // even if too late
-
-  Board board_;
-  std::vector<int> ranks_;
-  int index_;
-  Board words_;
-  std::function<void()> goes_on_;
-  std::atomic<uint64_t> sequence_{0};
-  std::atomic<uint64_t> at_gate_{0};  // the sequence, while it waits there
-  bool resumed_ = false;
-  RollCall roll_;
+// What became of a call, for all ranks.
+struct Decision {
+  enum class Kind : char {
+    Agreed = 'a',
+    Differ = 'd',
+    Absent = 'm',       // `indices` did not come within `waited`
+    Interrupted = 'i',  // the caller on a rank was interrupted, and left the call
+    Dropped = 'x',      // the same in the call before, which all had come to: it has no result
+    Left = 'l',         // the process of a rank ends
+    Failed = 'f',       // the call before failed
+  };
+  Kind kind;
+  std::vector<int> indices = {};
+  Milliseconds waited{};
 };
 
-// What an agreed call has failed of, by who has answered the roll.
-CollectiveError failure_of(
-    const Call& call,
-    const std::vector<int>& ranks,
-    const std::vector<Answer>& answers,
-    const std::string& reason);
+class CallFingerprint {
+ public:
+  CallFingerprint(StorePtr store, std::vector<int> ranks, int index);
+
+  // The next call. What was decided, if this rank is the last to arrive.
+  std::optional<Decision> arrive(const Call& call);
+
+  // Of the call under way; the first is 1.
+  uint64_t sequence() const { return sequence_; }
+  std::optional<Decision> look() const;
+  Decision decide(const Decision& decision) const;       // what stands
+  Decision decide_next(const Decision& decision) const;  // of the call after it
+  std::vector<int> absent() const;                       // indices that have not come to it
+
+  // "[group] call 4, sum "a" Float[2]: "
+  std::string at(const Call& call) const;
+  // Why ranks differ. Waits a second at most for texts that are on their way, and calls `meanwhile`
+  // again and again.
+  CollectiveError difference(const Call& call, const std::function<void()>& meanwhile) const;
+
+ private:
+  Decision decide(uint64_t sequence, const Decision& decision) const;
+  bool all_marks_are(const std::string& mark) const;
+
+  StorePtr store_;
+  std::vector<int> ranks_;
+  int index_;
+  uint64_t sequence_ = 0;
+};
 
 }  // namespace retape::dist::detail

@@ -34,54 +34,30 @@ void begin(Watched what) {
 }  // namespace
 
 const char* text(Place place) {
-  switch (place) {
-    case Place::Sum:
-      return "sum";
-    case Place::Once:
-      return "once";
-    case Place::Count:
-      return "count";
-    case Place::Residual:
-      return "residual";
-    case Place::Gradient:
-      return "gradient";
-    case Place::Norm:
-      return "norm";
-  }
-  return "";
+  constexpr const char* kTexts[] = {"sum", "once", "count", "residual", "gradient", "norm"};
+  return kTexts[static_cast<size_t>(place)];
 }
 
 const char* text(Mutation mutation) {
-  switch (mutation) {
-    case Mutation::None:
-      return "none";
-    case Mutation::Drop:
-      return "drop";
-    case Mutation::Double:
-      return "double";
-    case Mutation::OnAllRanks:
-      return "on all ranks";
-    case Mutation::Average:
-      return "average";
-    case Mutation::TimesGroup:
-      return "times group";
-    case Mutation::LocalCount:
-      return "local count";
-    case Mutation::OtherCount:
-      return "other count";
-    case Mutation::LocalValue:
-      return "local value";
-    case Mutation::EveryReplica:
-      return "every replica";
-    case Mutation::Weighted:
-      return "weighted";
-  }
-  return "";
+  constexpr const char* kTexts[] = {
+      "none",
+      "drop",
+      "double",
+      "on all ranks",
+      "average",
+      "times group",
+      "local count",
+      "other count",
+      "local value",
+      "every replica",
+      "weighted"};
+  return kTexts[static_cast<size_t>(mutation)];
 }
 
 std::vector<Mutation> mutations_of(Place place) {
   switch (place) {
     case Place::Sum:
+    case Place::Gradient:
       return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
     case Place::Once:
       return {Mutation::Drop, Mutation::Double, Mutation::OnAllRanks};
@@ -89,8 +65,6 @@ std::vector<Mutation> mutations_of(Place place) {
       return {Mutation::Drop, Mutation::Double, Mutation::LocalCount, Mutation::TimesGroup};
     case Place::Residual:
       return {Mutation::Drop, Mutation::Double, Mutation::TimesGroup, Mutation::LocalValue};
-    case Place::Gradient:
-      return {Mutation::Drop, Mutation::Double, Mutation::Average, Mutation::TimesGroup};
     case Place::Norm:
       return {Mutation::EveryReplica};
   }
@@ -129,14 +103,9 @@ std::optional<double> predicted_ratio(Mutation mutation, const Contribution& at,
     case Mutation::OnAllRanks:
     case Mutation::TimesGroup:
       return at.size;
-    case Mutation::LocalCount:
-    case Mutation::OtherCount:
-    case Mutation::LocalValue:
-    case Mutation::EveryReplica:
-    case Mutation::Weighted:
+    default:
       return std::nullopt;
   }
-  return std::nullopt;
 }
 
 Watch::Watch() {

@@ -103,7 +103,7 @@ struct Edge::Impl {
       const auto slice = rows.detach().narrow(0, part.rows.begin, part.rows.size());
       messages.push_back({both.index(), part.member, slice.to(wire_of(rows)).contiguous()});
     }
-    detail::exchange(both, tensor_name, what(rows, back), messages);
+    detail::exchange(both, tensor_name, what(rows, back), rows.device(), messages);
   }
 
   // One message per member of `there` that has rows of this rank.
@@ -120,7 +120,7 @@ struct Edge::Impl {
       arrived.emplace_back(part, room(like, part.rows.size()));
       messages.push_back({part.member, both.index(), arrived.back().second});
     }
-    detail::exchange(both, tensor_name, what(like, back), messages);
+    detail::exchange(both, tensor_name, what(like, back), like.device(), messages);
     return arrived;
   }
 };

@@ -38,11 +38,11 @@ void check_member(const Group& group, const char* function, int index) {
 }  // namespace
 
 void set_while_waiting(WhileWaiting call) {
-  detail::Courier::set_while_waiting(call);
+  detail::CollectiveQueue::set_while_waiting(call);
 }
 
 void leave() {
-  detail::Courier::leave();
+  detail::CollectiveQueue::leave();
 }
 
 void Group::withdraw() const {
@@ -72,13 +72,11 @@ Group::Group(
         std::to_string(process_group ? process_group->getSize() : 0) + ".");
   }
   const int index = process_group->getRank();
-  std::shared_ptr<detail::Courier> courier;
-  if (ranks.size() > 1) {
-    const auto store = process_group->getStore();
-    courier = detail::Courier::of({store, store, process_group, ranks, index, options.store_host});
+  if (ranks.size() == 1) {
+    process_group.reset();
   }
   impl_ = std::make_shared<GroupImpl>(
-      std::move(name), std::move(ranks), index, options, std::move(courier));
+      std::move(name), std::move(ranks), index, options, std::move(process_group));
 }
 
 Group Group::alone(std::string name, int rank) {
@@ -124,16 +122,17 @@ void Group::broadcast(const std::string& name, const at::Tensor& tensor, int fro
       std::to_string(ranks()[from]);
   job->stream = detail::stream_of(tensor);
   const auto copy = std::make_shared<at::Tensor>();
-  job->move = [=, timeout = timeout()](c10d::ProcessGroup* process_group) {
+  job->send = [=, timeout = timeout()](c10d::ProcessGroup* process_group) -> detail::Works {
     *copy = tensor.detach().clone(at::MemoryFormat::Contiguous);
-    if (process_group) {
-      *copy = copy->to(detail::carrier(*process_group, tensor.device()));
-      c10d::BroadcastOptions options;
-      options.rootRank = from;
-      options.timeout = timeout;
-      std::vector<at::Tensor> tensors{detail::as_real(*copy)};
-      process_group->getBackend(copy->device().type())->broadcast(tensors, options)->wait();
+    if (!process_group) {
+      return {};
     }
+    *copy = copy->to(detail::carrier(*process_group, tensor.device()));
+    c10d::BroadcastOptions options;
+    options.rootRank = from;
+    options.timeout = timeout;
+    std::vector<at::Tensor> tensors{detail::as_real(*copy)};
+    return {process_group->getBackend(copy->device().type())->broadcast(tensors, options)};
   };
   if (index() != from) {
     job->finish = [=] {
@@ -150,24 +149,16 @@ std::vector<at::Tensor> Group::gather(const std::string& name, const at::Tensor&
   job->call.text = "gather " + in_quotes(name) + " " + detail::shape_of(tensor);
   job->stream = detail::stream_of(tensor);
   const auto all = std::make_shared<std::vector<at::Tensor>>();
-  job->move = [=, size = size(), timeout = timeout()](c10d::ProcessGroup* process_group) {
+  job->send = [=, timeout = timeout()](c10d::ProcessGroup* process_group) -> detail::Works {
     auto own = tensor.detach().clone(at::MemoryFormat::Contiguous);
     if (!process_group) {
       all->push_back(std::move(own));
-      return;
+      return {};
     }
     own = own.to(detail::carrier(*process_group, tensor.device()));
-    for (int i = 0; i < size; ++i) {
-      all->push_back(at::empty_like(own));
-    }
-    c10d::AllgatherOptions options;
-    options.timeout = timeout;
-    std::vector<std::vector<at::Tensor>> outputs(1);
-    for (const auto& each : *all) {
-      outputs[0].push_back(detail::as_real(each));
-    }
-    std::vector<at::Tensor> inputs{detail::as_real(own)};
-    process_group->getBackend(own.device().type())->allgather(outputs, inputs, options)->wait();
+    return detail::gather_into(*process_group, own, *all, timeout);
+  };
+  job->land = [=] {
     for (auto& each : *all) {
       each = each.to(tensor.device());
     }

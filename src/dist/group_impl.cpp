@@ -25,16 +25,29 @@ GroupImpl::GroupImpl(
     std::vector<int> ranks,
     int index,
     GroupOptions options,
-    std::shared_ptr<Courier> courier)
+    ProcessGroupPtr process_group)
     : name(std::move(name)),
       ranks(std::move(ranks)),
       index(index),
       options(options),
-      courier_(std::move(courier)) {
+      process_group_(std::move(process_group)) {
   if (options.timeout < Milliseconds(1)) {
     throw UsageError(
         "[Group] \"" + this->name + "\": a timeout of " + std::to_string(options.timeout.count()) +
         " ms. Fix: at least 1 ms.");
+  }
+  if (process_group_) {
+    queue_ = CollectiveQueue::of(process_group_, this->ranks, options.store_host);
+    queue_->hold();
+  }
+}
+
+GroupImpl::~GroupImpl() {
+  if (queue_ && !queue_->is_here()) {
+    static_cast<void>(new auto(process_group_));  // ending joins threads, and a fork has none
+  } else if (queue_) {
+    process_group_.reset();
+    queue_->release();
   }
 }
 
@@ -47,69 +60,43 @@ at::Device carrier(const c10d::ProcessGroup& process_group, at::Device device) {
   return c10::impl::VirtualGuardImpl(known.front().type()).getDevice();
 }
 
-Group GroupImpl::making(
-    std::string name,
-    std::vector<int> ranks,
-    int index,
-    GroupOptions options,
-    StorePtr store,
-    StorePtr words,
-    std::function<Milliseconds(const Board& words)> to_come,
-    std::function<ProcessGroupPtr(const StorePtr&)> make) {
-  auto courier = Courier::of(
-      {std::move(store), std::move(words), {}, ranks, index, options.store_host});
-  const auto impl = std::make_shared<GroupImpl>(
-      std::move(name), std::move(ranks), index, options, std::move(courier));
-  const auto come = std::make_shared<Job>();
-  come->call.text = "make group \"" + impl->name + "\" of " + ranks_text(impl->ranks);
-  come->timeout = std::move(to_come);
-  come->move = [courier = impl->courier_.get(), make = std::move(make)](auto*) {
-    courier->make_process_group(make);
-  };
-  impl->start(come).wait();
-  // Those who have connected go on when all have: nobody is left in a group of which others know
-  // nothing.
-  const auto connected = std::make_shared<Job>();
-  connected->call.text = "connect group \"" + impl->name + "\"";
-  impl->start(connected).wait();
-  return Group(impl);
-}
-
 Pending GroupImpl::start(std::shared_ptr<Job> job) {
-  if (!courier_) {
-    if (job->move) {
-      const at::NoGradGuard no_grad;
-      job->move(nullptr);
+  if (queue_) {
+    job->call.group = name;
+    job->call.timeout = options.timeout;
+    job->process_group = process_group_;
+    queue_->start(job);
+  } else {
+    const at::NoGradGuard no_grad;
+    if (job->send) {
+      job->send(nullptr);
+    }
+    if (job->land) {
+      job->land();
     }
     job->done = true;
-  } else {
-    job->call.group = name;
-    if (job->call.timeout.count() == 0) {
-      job->call.timeout = options.timeout;
-    }
-    courier_->start(job);
   }
   return Pending(shared_from_this(), std::move(job));
 }
 
 void GroupImpl::withdraw() {
-  if (courier_) {
-    courier_->withdraw();
+  if (queue_) {
+    queue_->withdraw();
   }
 }
 
 void GroupImpl::abandon() {
-  if (courier_) {
-    courier_->abandon();
+  if (queue_ && queue_->is_here()) {
+    CollectiveQueue::abandon({queue_});
   }
 }
 
 void GroupImpl::wait(Job& job) {
-  if (courier_) {
-    courier_->wait(job);
+  if (queue_) {
+    queue_->wait(job);
   }
   if (job.finish) {
-    // After what the courier has put on it.
+    // After what the queue's thread has put on it.
     const auto stream = job.stream ? c10::OptionalStreamGuard(*job.stream)
                                    : c10::OptionalStreamGuard();
     std::exchange(job.finish, nullptr)();
@@ -152,41 +139,21 @@ std::string sum_text(Order order) {
   return order == Order::ByRank ? "sum by rank" : "sum";
 }
 
-namespace {
-
-// One of each rank, in order.
-std::vector<at::Tensor> gathered(
-    c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout) {
+Works gather_into(
+    c10d::ProcessGroup& process_group,
+    const at::Tensor& own,
+    std::vector<at::Tensor>& all,
+    Milliseconds timeout) {
   c10d::AllgatherOptions options;
   options.timeout = timeout;
   std::vector<std::vector<at::Tensor>> outputs(1);
   for (int i = 0; i < process_group.getSize(); ++i) {
-    outputs[0].push_back(at::empty_like(own));
+    all.push_back(at::empty_like(own));
+    outputs[0].push_back(as_real(all.back()));
   }
-  std::vector<at::Tensor> inputs{own};
-  process_group.getBackend(own.device().type())->allgather(outputs, inputs, options)->wait();
-  return std::move(outputs[0]);
+  std::vector<at::Tensor> inputs{as_real(own)};
+  return {process_group.getBackend(own.device().type())->allgather(outputs, inputs, options)};
 }
-
-// In the place of `own`.
-void add_up(
-    c10d::ProcessGroup& process_group, const at::Tensor& own, Milliseconds timeout, Order order) {
-  if (order == Order::ByRank) {
-    const auto all = gathered(process_group, own, timeout);
-    own.copy_(all.front());
-    for (size_t i = 1; i < all.size(); ++i) {
-      own.add_(all[i]);
-    }
-    return;
-  }
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::SUM;
-  options.timeout = timeout;
-  std::vector<at::Tensor> tensors{own};
-  process_group.getBackend(own.device().type())->allreduce(tensors, options)->wait();
-}
-
-}  // namespace
 
 Pending sum_of(
     const Group& group,
@@ -195,20 +162,39 @@ Pending sum_of(
     std::function<at::Tensor()> make,
     std::function<void(const at::Tensor&)> use,
     Order order) {
+  struct Sum {
+    at::Tensor total;               // this rank's part, until all have arrived
+    at::Device device{at::kCPU};    // where it was made
+    std::vector<at::Tensor> parts;  // of all ranks, to be added here
+  };
+  const auto sum = std::make_shared<Sum>();
   auto job = std::make_shared<Job>();
   job->call = std::move(call);
   job->stream = stream_of(like);
-  const auto total = std::make_shared<at::Tensor>();
-  job->move = [total, make = std::move(make), timeout = group.timeout(), order](
-                  c10d::ProcessGroup* process_group) {
-    *total = make();
-    if (process_group) {
-      const auto carried = total->to(carrier(*process_group, total->device()));
-      add_up(*process_group, as_real(carried), timeout, order);
-      *total = carried.to(total->device());
+  job->send = [=, make = std::move(make), timeout = group.timeout()](
+                  c10d::ProcessGroup* process_group) -> Works {
+    sum->total = make();
+    sum->device = sum->total.device();
+    if (!process_group) {
+      return {};
     }
+    sum->total = sum->total.to(carrier(*process_group, sum->device));
+    if (order == Order::ByRank) {
+      return gather_into(*process_group, sum->total, sum->parts, timeout);
+    }
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::SUM;
+    options.timeout = timeout;
+    std::vector<at::Tensor> tensors{as_real(sum->total)};
+    return {process_group->getBackend(sum->total.device().type())->allreduce(tensors, options)};
   };
-  job->finish = [total, use = std::move(use)] { use(*total); };
+  job->land = [sum] {
+    for (size_t i = 0; i < sum->parts.size(); ++i) {
+      i == 0 ? sum->total.copy_(sum->parts[i]) : sum->total.add_(sum->parts[i]);
+    }
+    sum->total = sum->total.to(sum->device);
+  };
+  job->finish = [sum, use = std::move(use)] { use(sum->total); };
   return start(group, std::move(job));
 }
 

@@ -1,7 +1,8 @@
-// The inside of a Group: a name and a timeout for calls that a courier makes.
+// The inside of a Group: a name and a timeout for calls that a CollectiveQueue makes.
 #pragma once
 
 #include "dist/collective_queue.h"
+#include "dist/rank_text.h"
 
 #include <retape/dist/contribution.h>
 #include <retape/dist/group.h>
@@ -14,26 +15,14 @@ namespace retape::dist::detail {
 
 class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
  public:
-  // courier null: alone.
+  // process_group null: alone.
   GroupImpl(
       std::string name,
       std::vector<int> ranks,
       int index,
       GroupOptions options,
-      std::shared_ptr<Courier> courier = {});
-
-  // A group whose process group is still to make, by `make`, when all members have come. They have
-  // `to_come` for that, asked with the board of words, and the group's timeout to connect.
-  // CollectiveError on all, or on none.
-  static Group making(
-      std::string name,
-      std::vector<int> ranks,
-      int index,
-      GroupOptions options,
-      StorePtr store,
-      StorePtr words,
-      std::function<Milliseconds(const Board& words)> to_come,
-      std::function<ProcessGroupPtr(const StorePtr&)> make);
+      ProcessGroupPtr process_group = {});
+  ~GroupImpl();
 
   Pending start(std::shared_ptr<Job> job);
   void withdraw();
@@ -49,7 +38,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   static const std::shared_ptr<GroupImpl>& of(const Group& group);
 
  private:
-  std::shared_ptr<Courier> courier_;
+  ProcessGroupPtr process_group_;
+  std::shared_ptr<CollectiveQueue> queue_;
 };
 
 // The current one of its device; none on a CPU.
@@ -88,10 +78,17 @@ void check_summable(const char* function, const std::string& name, const at::Ten
 // what they wanted.
 void check_writable(const char* function, const std::string& name, const at::Tensor& tensor);
 
-// Starts a call of `group`; `job->move` and `finish` are set.
+// Of each rank one tensor like `own`, into `all`.
+Works gather_into(
+    c10d::ProcessGroup& process_group,
+    const at::Tensor& own,
+    std::vector<at::Tensor>& all,
+    Milliseconds timeout);
+
+// Starts a call of `group`; the functions of `job` are set.
 Pending start(const Group& group, std::shared_ptr<Job> job);
 
-// The sum over the group of what `make` returns, for which it is called on the courier's thread.
+// The sum over the group of what `make` returns, for which it is called on the queue's thread.
 // `use` gets it in wait, on the caller's. `call.text` says the order, if it matters.
 Pending sum_of(
     const Group& group,

@@ -1,29 +1,60 @@
-// Sentry: looks from time to time, on a thread of its own, whether a rank of the group has called
-// the roll, and answers for one that is stuck in a call or busy elsewhere.
+// LivenessMonitor: which ranks of a process group are still there, and the verdict on a group that
+// failed. It has no thread: the queue's thread beats, and examines others when it misses them.
+//
+// A heartbeat changes five times a second and carries the last failure of its process, in whatever
+// group that was: a rank that raised for another one is not to blame itself. A process that ends
+// says so. The verdict is the first error that a rank decides: it stands for all, also for those
+// that come too late to find out.
 #pragma once
 
-#include "dist/liveness_check.h"
+#include "dist/call_fingerprint.h"
 
-#include <cstdint>
+#include <atomic>
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace retape::dist::detail {
 
-class Sentry {
- public:
-  Sentry(Board board, size_t size, size_t index) : roll_(std::move(board), size), index_(index) {
-    roll_.join(index_);
-  }
+// An error as it is kept in a store.
+std::string written(const CollectiveError& error);
+CollectiveError error_from(const std::string& written);
 
-  // `answer`: what this rank does. Returns who is to blame, once the roll was called and somebody
-  // has said so.
-  std::optional<CollectiveError> look(Answer answer);
+class LivenessMonitor {
+ public:
+  // `group` outlives a process group that is made anew with the same keys, `life` does not.
+  LivenessMonitor(StorePtr group, StorePtr life, std::vector<int> ranks, int index);
+
+  // `failure`: of this process, as written; empty: none. From any thread.
+  void beat(const std::string& failure);
+
+  void leave() const;  // the process ends
+  bool has_left(int index) const;
+
+  std::optional<CollectiveError> verdict() const;
+  CollectiveError decide(const CollectiveError& error) const;  // what stands
+
+  // Who is to blame among those that are missed, in ranks: what failed elsewhere has its own
+  // culprits; then those without a heartbeat; if there are none, those whose process ended.
+  struct Blame {
+    std::vector<int> ranks;
+    std::string why;  // " rank 1 has ended. rank 2 has failed elsewhere: ..."
+  };
+  // Takes a second and a half at most. Calls `meanwhile` again and again. Throws the verdict, if
+  // there is one already or another rank is faster.
+  Blame examine(const std::vector<int>& indices, const std::function<void()>& meanwhile) const;
+
+  // Returns when all others have left or are gone, or at `until`.
+  void serve(std::chrono::steady_clock::time_point until) const;
 
  private:
-  RollCall roll_;
-  size_t index_;
-  int64_t answered_ = 0;  // how often it was asked
-  bool called_ = false;
+  std::string beat_of(int index) const;
+
+  StorePtr group_, life_;
+  std::vector<int> ranks_;
+  int index_;
+  std::atomic<uint64_t> beats_{0};
 };
 
 }  // namespace retape::dist::detail

@@ -4,28 +4,28 @@
 
 namespace retape::dist {
 
-Placement::Placement(const World& world, Topology topology)
-    : world_(world),
+Placement::Placement(GroupFactory groups, Topology topology)
+    : groups_(std::move(groups)),
       topology_(std::move(topology)) {
   const auto ranks = topology_.all_ranks();
-  if (std::find(ranks.begin(), ranks.end(), world.rank()) == ranks.end()) {
+  if (std::find(ranks.begin(), ranks.end(), groups_.rank) == ranks.end()) {
     throw UsageError(
-        "[Placement] rank " + std::to_string(world.rank()) +
+        "[Placement] rank " + std::to_string(groups_.rank) +
         " is in no pool. Fix: only ranks of the topology make it.");
   }
-  world.group(group_name("topology", ranks), ranks).agree(topology_);
+  groups_.make(group_name("topology", ranks), ranks).agree(topology_);
 }
 
 bool Placement::has(const std::string& name) const {
   const auto& ranks = topology_.ranks_of(name);
-  return std::find(ranks.begin(), ranks.end(), world_.rank()) != ranks.end();
+  return std::find(ranks.begin(), ranks.end(), groups_.rank) != ranks.end();
 }
 
 int Placement::index(const std::string& pool) const {
-  const int index = topology_.pool(pool).index_of(world_.rank());
+  const int index = topology_.pool(pool).index_of(groups_.rank);
   if (index < 0) {
     throw UsageError(
-        "[Placement] rank " + std::to_string(world_.rank()) + " is not in pool \"" + pool + "\".");
+        "[Placement] rank " + std::to_string(groups_.rank) + " is not in pool \"" + pool + "\".");
   }
   return index;
 }
@@ -36,7 +36,7 @@ RowRange Placement::rows(const std::string& pool) const {
 
 Group Placement::group(const std::string& name) const {
   const auto& ranks = topology_.ranks_of(name);
-  return world_.group(group_name(name, ranks), ranks);
+  return groups_.make(group_name(name, ranks), ranks);
 }
 
 std::string group_name(const std::string& name, const std::vector<int>& ranks) {

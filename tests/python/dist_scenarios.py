@@ -567,6 +567,26 @@ def ddp_and_gradients_that_are_asked_for(group: Any, rank: int) -> dict[str, Any
 
 
 @scenario
+def ddp_and_a_retained_graph(group: Any, rank: int) -> dict[str, Any]:
+    """DDP reduces one backward after each forward: another would leave this rank's gradients."""
+    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=1e-4)
+    hook = rd.SumHook(model)
+    count = rd.count_global("rows", COUNTS[rank], hook.group)
+    off, errors = [], []
+    for _ in range(2):
+        loss = rd.normalize(model(rows_of(rank)).square().sum(), count).value
+        loss.backward(retain_graph=True)
+        off.append(difference(model.module, reference_of_mean()))
+        torch.autograd.grad(
+            loss, list(model.parameters()), retain_graph=True
+        )  # accumulates nothing
+        model.zero_grad()
+        errors.append(error_of(loss.backward))
+        model.zero_grad()
+    return {"off": max(off), "errors": errors}
+
+
+@scenario
 def ddp_of_fewer_ranks(group: Any, rank: int) -> dict[str, Any]:
     """Who are in different numbers of process groups."""
     two, _ = torch_dist.new_group([0, 1]), torch_dist.new_group([0, 2])

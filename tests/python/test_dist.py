@@ -330,6 +330,14 @@ def test_a_hook_names_rank_and_parameter_of_what_is_not_finite_on_request(told):
         assert line["before"] < 1e-14
 
 
+def test_a_second_backward_of_a_retained_graph_raises_under_a_hook(told):
+    for line in told("ddp_and_a_retained_graph"):
+        assert line["off"] < 1e-14
+        for error in line["errors"]:
+            assert error["kinds"][0] == "UsageError"
+            assert "[SumHook] a second backward of a retained graph" in error["text"]
+
+
 def test_a_hook_for_some_ranks_is_made_by_them(told):
     for line in told("ddp_of_fewer_ranks"):
         assert line["off"] < 1e-14

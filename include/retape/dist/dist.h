@@ -10,4 +10,3 @@
 #include <retape/dist/reducer.h>
 #include <retape/dist/summand.h>
 #include <retape/dist/topology.h>
-#include <retape/dist/world.h>

@@ -1,6 +1,6 @@
 // Edge: values that go from one pool to another by rows, and gradients that come back.
 //
-//   Edge edge("lower", topology, "ci", "block0", world.group("ci-block0", ...));
+//   Edge edge("lower", topology, "ci", "block0", group);
 //
 //   // on ranks of ci                               // on ranks of block0
 //   edge.send("site3", lower);                      auto leaf = edge.receive("site3", like);

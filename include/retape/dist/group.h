@@ -1,6 +1,6 @@
 // Group: ranks that communicate, and agree on what before any data moves.
 //
-//   Group group = world.group("block0", {4, 5});
+//   Group group("block0", {4, 5}, process_group);
 //   group.sum("weight", gradient);             // in place; on every rank the same bits afterwards
 //
 // Gloo sums what it is given: two tensors in another order, SUM on one rank and MAX on another,
@@ -16,15 +16,20 @@
 //
 // After a CollectiveError the tensors that were given are as they were, on every rank, and the
 // process group is broken: each later call raises the same error at once, through any Group. Make a
-// new process group, or end the process. A rank that did not come because it waits in another group
-// is not to blame: the error names whom that one waits for.
+// new process group, or end the process. A rank that raised in another group and ended is not to
+// blame: the error names the rank that it raised for.
 //
 // Calls run in order, one at a time, on a thread: `sum_async` returns at once. Copies are the same
 // group, and all Groups of one process group share that thread, so that calls under way in several
 // of them do not mix; calls that do not come through a Group (torch.distributed's own) must not be
-// made while one is under way. Threads: any, but ranks must call in the same order. Cost: per
-// process group two threads and one connection to the store, and one more per process; per call at
-// most five round trips to the store, eight on index 0, whatever the number of ranks.
+// made while one is under way. Threads: any, but ranks must call in the same order.
+//
+// Cost: one thread and one connection to the store per process group, for as long as that lives;
+// five messages a second to the store, that have no reply; and per call, whatever the number of
+// ranks, three round trips to the store for the last rank to come. The others have one, and one for
+// each look at what was decided: the pauses between looks grow with the wait.
+//
+// A C++ program ignores SIGPIPE, as Python does: a transport writes to ranks that have ended.
 #pragma once
 
 #include <retape/api.h>
@@ -61,7 +66,7 @@ namespace dist {
 
 namespace detail {
 class GroupImpl;
-class Job;
+struct Job;
 }  // namespace detail
 
 // In which ranks are added up.
@@ -83,7 +88,7 @@ struct GroupOptions {
 
 // Before this process ends: ranks that wait for it in a call know at once that it will not come,
 // and if it hosts the store, it serves that until they have ended too, for a minute at the longest.
-// Groups of a World do this as it ends, and in Python all do.
+// In Python this is done when the interpreter ends.
 RETAPE_API void leave();
 
 // Called again and again on threads that wait for other ranks, without any lock; what it throws

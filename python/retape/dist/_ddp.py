@@ -12,6 +12,7 @@ import torch
 import torch.distributed as torch_dist
 from torch import nn
 from torch.distributed import GradBucket
+from torch.utils._pytree import tree_leaves
 
 from retape import _C, _dist
 from retape.dist._group import Group, made_by_members, name_of, timeout_of
@@ -48,7 +49,8 @@ class SumHook:
     that a second sum would count the first one once per rank; that raises UsageError, and so does
     `model.join()`: a rank without rows takes the step with none. What a sum raises comes out of backward():
     CollectiveError, with the ranks to blame. A parameter that a backward does not reach holds up the bucket that
-    it is in: without `find_unused_parameters` backward() then raises UsageError, with its name.
+    it is in: without `find_unused_parameters` backward() then raises UsageError, with its name. So does a second
+    backward of a retained graph, which DDP does not reduce.
 
     group: for the sums; by default one of the same ranks over a process group of its own. DDP makes calls too
         (of buffers, of parameters that are not used), and a transport mixes up two that are under way.
@@ -126,6 +128,17 @@ class SumHook:
         return _dist.sum_async(name, buffer, self.group, ", ".join(names))
 
 
+class _Forward:
+    """One forward of a model."""
+
+    reduced = False  # a backward of it has ended, after which DDP reduces no other
+
+
+def _goes_through(watch: "ref[_BackwardWatch]", forward: _Forward, _: object) -> None:
+    if there := watch():
+        there.goes_through(forward)
+
+
 class _BackwardWatch:
     """Whether each backward reduces what it has computed.
 
@@ -140,15 +153,39 @@ class _BackwardWatch:
         self._reached: set[int] = set()
         self._reduced: set[int] = set()
         self._queued = False
+        self._forward = _Forward()  # the last one
+        self._again = False  # this backward goes through a forward whose gradients were reduced
         model.register_forward_hook(self._after_forward)
 
-    def _after_forward(self, model: nn.Module, *_: object) -> None:
-        if torch.is_grad_enabled():
-            self._expected = model.require_backward_grad_sync
-            self._reached, self._reduced, self._queued = set(), set(), False
+    def _after_forward(self, model: nn.Module, _: object, output: object) -> None:
+        if not torch.is_grad_enabled():
+            return
+        self._expected = model.require_backward_grad_sync
+        self._reached, self._reduced, self._queued = set(), set(), False
+        self._forward = _Forward()
+        for each in tree_leaves(output):
+            if isinstance(each, torch.Tensor) and each.grad_fn is not None:
+                each.grad_fn.register_prehook(partial(_goes_through, ref(self), self._forward))
+
+    def goes_through(self, forward: "_Forward") -> None:
+        if forward.reduced:
+            self._again = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._ends_again)
+
+    def _ends_again(self) -> None:
+        self._again = False
 
     def reached(self, parameter: torch.Tensor) -> None:
-        if not self._expected or id(parameter) not in self._handled:
+        if id(parameter) not in self._handled:
+            return
+        if self._again:
+            self._again = False
+            raise _C.UsageError(
+                "[SumHook] a second backward of a retained graph: DistributedDataParallel reduces the first one after "
+                "each forward, so that gradients would be this rank's alone. Fix: one backward of the sum of all "
+                "losses, or a forward for each."
+            )
+        if not self._expected:
             return
         self._reached.add(id(parameter))
         if not self._queued:
@@ -164,6 +201,7 @@ class _BackwardWatch:
         if torch._C._current_autograd_node() is not None:
             return
         self._expected = False
+        self._forward.reduced = True
         if self._handled - self._reduced:
             raise _C.UsageError(
                 f"[SumHook] this backward does not reach {self._text(self._handled - self._reached)}. So "

@@ -1,6 +1,6 @@
 #include "dist/gradcheck/absence.h"
 
-#include "dist/whereabouts.h"
+#include "dist/rank_text.h"
 
 #include <algorithm>
 #include <map>

@@ -14,8 +14,6 @@ namespace retape::dist::detail {
 
 namespace {
 
-using Kind = Verdict::Kind;
-
 bool is_uneven_and_full(const Pool& pool) {
   return pool.size() > 1 && is_uneven(pool) && !has_empty_shard(pool);
 }
@@ -145,7 +143,8 @@ class Trials {
       if (!ran.errors.empty()) {
         return Found::Unknown;
       }
-      if (!differs(planned, ran)) {
+      std::vector<GradRow> rows;
+      if (!differs(runner_, planned, all_, ran, rows)) {
         return Found::Alike;
       }
     }
@@ -179,18 +178,6 @@ class Trials {
         std::to_string(fewer->back().rows()) + " of " + std::to_string(topology.rows()) +
         " rows have the mean gradient of all";
     return Found::Alike;
-  }
-
-  bool differs(const Planned& planned, const Ran& ran) {
-    const auto& scale = runner_.reference(all_.what, all_.name());
-    const auto& reference = runner_.reference(planned.what, planned.name());
-    bool different = false;
-    if (runner_.first()) {
-      const auto rows = judge(planned.run, reference, ran.united, scale);
-      different = std::any_of(
-          rows.begin(), rows.end(), [](const GradRow& row) { return row.kind == Kind::Different; });
-    }
-    return runner_.decide(different);
   }
 
   Runner& runner_;

@@ -6,12 +6,24 @@
 
 #include <ATen/Functions.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cstring>
 
-namespace retape::dist::detail {
+namespace retape::dist {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contribution, place, name, group, size, count, even, contents)
+
+namespace detail {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Listed, part, name, dtype, sizes, digest)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Manifest, ran, tensors, norms, losses)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankError, rank, text, collective)
 
 namespace {
+
+using Json = nlohmann::json;
 
 // A distinct tensor, and who holds it.
 struct Holding {
@@ -134,7 +146,7 @@ class Delivery {
       }
     }
     if (what != "outcomes") {
-      exchange(everyone_, "gradcheck tensors", what, messages);
+      exchange(everyone_, "gradcheck tensors", what, at::kCPU, messages);
     }
     return received;
   }
@@ -237,66 +249,49 @@ std::vector<std::string> gather_texts(
     std::memcpy(padded.data_ptr(), sent.data(), std::min(static_cast<size_t>(room), sent.size()));
     return group.gather(what, padded);
   };
-  const auto framed = Packer().text(text).str();
+  const auto length_of = [](const void* framed) {
+    int64_t length = 0;
+    std::memcpy(&length, framed, sizeof(length));
+    return length;
+  };
+  const auto size = static_cast<int64_t>(text.size());
+  const auto framed = std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + text;
   auto all = gathered(name, kShort, framed);
   int64_t longest = 0;
   for (const auto& each : all) {
-    int64_t length = 0;
-    std::memcpy(&length, each.const_data_ptr(), sizeof(length));
-    longest = std::max<int64_t>(longest, sizeof(length) + length);
+    longest = std::max<int64_t>(longest, sizeof(size) + length_of(each.const_data_ptr()));
   }
   if (longest > kShort) {
     all = gathered(name + ", at length", longest, framed);
   }
   std::vector<std::string> texts;
   for (const auto& each : all) {
-    const std::string received(static_cast<const char*>(each.const_data_ptr()), each.numel());
-    texts.push_back(Unpacker(received).text());
+    const auto* const begin = static_cast<const char*>(each.const_data_ptr());
+    texts.emplace_back(begin + sizeof(size), length_of(begin));
   }
   return texts;
 }
 
-void pack(Packer& packer, const Contribution& seen) {
-  packer.number(static_cast<int64_t>(seen.place)).text(seen.name).text(seen.group);
-  packer.number(seen.size).number(seen.count).number(seen.even).text(seen.contents);
-}
-
-Contribution unpacked_contribution(Unpacker& unpacker) {
-  Contribution seen;
-  seen.place = static_cast<Place>(unpacker.number());
-  seen.name = unpacker.text();
-  seen.group = unpacker.text();
-  seen.size = static_cast<int>(unpacker.number());
-  seen.count = unpacker.number();
-  seen.even = unpacker.number() != 0;
-  seen.contents = unpacker.text();
-  return seen;
-}
-
+// As CBOR, which has every double as it is.
 std::string packed(const Share& share, const Manifest& manifest) {
-  Packer packer;
-  packer.number(share.error.has_value());
-  if (share.error) {
-    packer.text(share.error->text).number(share.error->collective);
-  }
-  packer.number(share.hit).number(share.seen.size());
-  for (const auto& each : share.seen) {
-    pack(packer, each);
-  }
-  pack(packer, manifest);
-  return packer.str();
+  using Errors = std::vector<RankError>;
+  const Json all{
+      {"errors", share.error ? Errors{*share.error} : Errors{}},
+      {"hit", share.hit},
+      {"seen", share.seen},
+      {"manifest", manifest}};
+  const auto bytes = Json::to_cbor(all);
+  return std::string(bytes.begin(), bytes.end());
 }
 
 // Into `ran`; what it lists.
-Manifest take(const std::string& text, int rank, Ran& ran) {
-  Unpacker unpacker(text);
-  if (unpacker.number() != 0) {
-    const auto what = unpacker.text();
-    ran.errors.push_back({rank, what, unpacker.number() != 0});
+Manifest take(const std::string& text, Ran& ran) {
+  const auto all = Json::from_cbor(text);
+  for (auto& error : all.at("errors").get<std::vector<RankError>>()) {
+    ran.errors.push_back(std::move(error));
   }
-  ran.hit |= unpacker.number() != 0;
-  for (auto left = unpacker.number(); left > 0; --left) {
-    auto each = unpacked_contribution(unpacker);
+  ran.hit |= all.at("hit").get<bool>();
+  for (auto& each : all.at("seen").get<std::vector<Contribution>>()) {
     if (const auto known = std::find(ran.seen.begin(), ran.seen.end(), each);
         known != ran.seen.end()) {
       merge(*known, each);
@@ -304,7 +299,7 @@ Manifest take(const std::string& text, int rank, Ran& ran) {
       ran.seen.push_back(std::move(each));
     }
   }
-  return unpacked_manifest(unpacker);
+  return all.at("manifest").get<Manifest>();
 }
 
 }  // namespace
@@ -329,7 +324,7 @@ Ran unite(const Group& everyone, const Share& mine, bool replicated) {
   Ran ran;
   std::vector<Manifest> manifests;
   for (const auto& text : gather_texts(everyone, "gradcheck run", packed(mine, own))) {
-    manifests.push_back(take(text, everyone.ranks()[manifests.size()], ran));
+    manifests.push_back(take(text, ran));
   }
   if (!ran.errors.empty()) {
     return {std::move(ran.errors)};
@@ -338,4 +333,6 @@ Ran unite(const Group& everyone, const Share& mine, bool replicated) {
   return ran;
 }
 
-}  // namespace retape::dist::detail
+}  // namespace detail
+
+}  // namespace retape::dist

@@ -173,16 +173,12 @@ void Session::note_what_was_not_compared() {
 }
 
 Kind Session::kind() const {
-  const auto has = [&](Kind kind) {
-    return std::any_of(report_.rows.begin(), report_.rows.end(), [&](const GradRow& row) {
-      return row.kind == kind;
-    });
-  };
-  if (has(Kind::Different)) {
+  const auto& rows = report_.rows;
+  if (any_is(Kind::Different, rows)) {
     return Kind::Different;
   }
-  return has(Kind::Vacuous) || !report_.vacuous.empty() || report_.rows.empty() ? Kind::Vacuous
-                                                                                : Kind::Equal;
+  const bool vacuous = rows.empty() || any_is(Kind::Vacuous, rows) || !report_.vacuous.empty();
+  return vacuous ? Kind::Vacuous : Kind::Equal;
 }
 
 GradReport Session::run() {
@@ -286,7 +282,7 @@ GradReport GradCheck::run(const Progress& progress, const Raised& raised) const 
   } catch (...) {
     // An interrupt. Others wait for the outcome of this rank, or for it in a group of the step's:
     // any of them.
-    detail::Courier::abandon_all();
+    detail::CollectiveQueue::abandon_all();
     throw;
   }
 }

@@ -9,6 +9,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -22,17 +23,6 @@ using Kind = Verdict::Kind;
 using Tensors = std::map<std::string, at::Tensor>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-GradRow row_of(const Run& run, const char* what, const std::string& name, double tolerance) {
-  GradRow row;
-  row.topology = run.topology.name;
-  row.dtype = run.precision.text();
-  row.terms = run.terms;
-  row.what = what;
-  row.tensor = name;
-  row.tolerance = tolerance;
-  return row;
-}
 
 void become_vacuous(GradRow& row, const std::string& reason) {
   row.kind = Kind::Vacuous;
@@ -324,6 +314,22 @@ void judge_numbers(
 }
 
 }  // namespace
+
+bool any_is(Kind kind, const std::vector<GradRow>& rows) {
+  return std::any_of(
+      rows.begin(), rows.end(), [&](const GradRow& row) { return row.kind == kind; });
+}
+
+GradRow row_of(const Run& run, const std::string& what, const std::string& name, double tolerance) {
+  GradRow row;
+  row.topology = run.topology.name;
+  row.dtype = run.precision.text();
+  row.terms = run.terms;
+  row.what = what;
+  row.tensor = name;
+  row.tolerance = tolerance;
+  return row;
+}
 
 std::vector<GradRow> judge(
     const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale) {

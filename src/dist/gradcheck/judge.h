@@ -44,6 +44,11 @@ struct Run {
 std::vector<GradRow> judge(
     const Run& run, const Outcome& reference, const United& ranks, const Outcome& scale);
 
+bool any_is(Verdict::Kind kind, const std::vector<GradRow>& rows);
+
+// Of `run`, and equal so far.
+GradRow row_of(const Run& run, const std::string& what, const std::string& name, double tolerance);
+
 // Sees through "*" at the end of a pattern.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
 

@@ -22,22 +22,6 @@ std::string digest_of(const at::Tensor& tensor) {
   return std::to_string(hash.high64) + "." + std::to_string(hash.low64);
 }
 
-void pack(Packer& packer, const Numbers& numbers) {
-  packer.number(numbers.size());
-  for (const auto& [name, value] : numbers) {
-    packer.text(name).real(value);
-  }
-}
-
-Numbers unpacked_numbers(Unpacker& unpacker) {
-  Numbers numbers;
-  for (auto left = unpacker.number(); left > 0; --left) {
-    const auto name = unpacker.text();
-    numbers[name] = unpacker.real();
-  }
-  return numbers;
-}
-
 }  // namespace
 
 std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
@@ -60,41 +44,6 @@ std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest) {
   manifest.norms = outcome.norms;
   manifest.losses = outcome.losses;
   return tensors;
-}
-
-void pack(Packer& packer, const Manifest& manifest) {
-  packer.number(manifest.ran).number(manifest.tensors.size());
-  for (const auto& entry : manifest.tensors) {
-    packer.number(static_cast<int64_t>(entry.part))
-        .text(entry.name)
-        .number(static_cast<int64_t>(entry.dtype));
-    packer.number(entry.sizes.size());
-    for (const auto size : entry.sizes) {
-      packer.number(size);
-    }
-    packer.text(entry.digest);
-  }
-  pack(packer, manifest.norms);
-  pack(packer, manifest.losses);
-}
-
-Manifest unpacked_manifest(Unpacker& unpacker) {
-  Manifest manifest;
-  manifest.ran = unpacker.number() != 0;
-  manifest.tensors.resize(unpacker.number());
-  for (auto& entry : manifest.tensors) {
-    entry.part = static_cast<Part>(unpacker.number());
-    entry.name = unpacker.text();
-    entry.dtype = static_cast<at::ScalarType>(unpacker.number());
-    entry.sizes.resize(unpacker.number());
-    for (auto& size : entry.sizes) {
-      size = unpacker.number();
-    }
-    entry.digest = unpacker.text();
-  }
-  manifest.norms = unpacked_numbers(unpacker);
-  manifest.losses = unpacked_numbers(unpacker);
-  return manifest;
 }
 
 }  // namespace retape::dist::detail

@@ -1,8 +1,6 @@
 // Manifest: what a rank has of an outcome, without the bytes of its tensors.
 #pragma once
 
-#include "dist/gradcheck/packing.h"
-
 #include <retape/dist/gradcheck.h>
 
 #include <map>
@@ -44,8 +42,5 @@ struct Manifest {
 
 // The tensors in the order in which `manifest` lists them: dense, on the CPU, off the graph.
 std::vector<at::Tensor> list(const Outcome& outcome, Manifest& manifest);
-
-void pack(Packer& packer, const Manifest& manifest);
-Manifest unpacked_manifest(Unpacker& unpacker);
 
 }  // namespace retape::dist::detail

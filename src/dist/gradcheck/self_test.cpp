@@ -111,6 +111,20 @@ void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows) {
   }
 }
 
+bool differs(
+    Runner& runner,
+    const Planned& planned,
+    const Planned& all,
+    const Ran& ran,
+    std::vector<GradRow>& rows) {
+  const auto& scale = runner.reference(all.what, all.name());
+  const auto& reference = runner.reference(planned.what, planned.name());
+  if (runner.first()) {
+    rows = judge(planned.run, reference, ran.united, scale);
+  }
+  return runner.decide(any_is(Kind::Different, rows));
+}
+
 SelfTest::SelfTest(
     Runner& runner, const NamedTopology& topology, const GradCheckOptions& options, Watcher watcher)
     : runner_(runner),
@@ -126,15 +140,7 @@ SelfTest::SelfTest(
 }
 
 bool SelfTest::differs(size_t run, const Ran& ran, std::vector<GradRow>& rows) {
-  const auto& scale = runner_.reference(runs_[all_].what, runs_[all_].name());
-  const auto& reference = runner_.reference(runs_[run].what, runs_[run].name());
-  bool different = false;
-  if (runner_.first()) {
-    rows = judge(runs_[run].run, reference, ran.united, scale);
-    different = std::any_of(
-        rows.begin(), rows.end(), [](const GradRow& row) { return row.kind == Kind::Different; });
-  }
-  return runner_.decide(different);
+  return detail::differs(runner_, runs_[run], runs_[all_], ran, rows);
 }
 
 bool SelfTest::list(GradReport& report) {

@@ -30,6 +30,15 @@ bool sums_the_dead(const Contribution& at, const std::vector<std::string>& may_b
 // differ.
 void note_fit(GradMutant& mutant, const std::vector<GradRow>& rows);
 
+// Whether ranks that made `ran` of `planned` differ from the reference; the same on all ranks.
+// `rows`: of the first one. `all`: its gradients are the scale.
+bool differs(
+    Runner& runner,
+    const Planned& planned,
+    const Planned& all,
+    const Ran& ran,
+    std::vector<GradRow>& rows);
+
 class SelfTest {
  public:
   struct Watcher {

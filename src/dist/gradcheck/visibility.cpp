@@ -29,13 +29,8 @@ GradRow& row_for(
   if (found != rows.end()) {
     return *found;
   }
-  GradRow row;
-  row.topology = run.topology.name;
-  row.dtype = dtype;
+  auto row = row_of(run, "gradient", name, run.tolerance);
   row.terms = terms;
-  row.what = "gradient";
-  row.tensor = name;
-  row.tolerance = run.tolerance;
   return rows.emplace_back(std::move(row));
 }
 

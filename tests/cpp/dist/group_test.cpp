@@ -645,6 +645,33 @@ TEST(Absence, WhoWasStoppedItselfBlamesTheOneThatDidNotCome) {
   EXPECT_EQ(ends[0].error, "");
 }
 
+// The same for a stop after which the store had little time left to answer in.
+TEST(Absence, WhoWasStoppedForAShortTimeDoesNotBlameTheStore) {
+  const auto ends = run_ranks(
+      2,
+      [](World& world) {
+        const auto all = world.all();
+        all.barrier("start");
+        const pid_t self = ::getpid();
+        if (world.rank() == 1) {
+          ::raise(SIGKILL);
+        }
+        const pid_t helper = ::fork();
+        if (helper == 0) {  // the fault itself: until shortly after the store should have answered
+          ::kill(self, SIGSTOP);
+          ::usleep(3000 * 1000);
+          ::kill(self, SIGCONT);
+          ::_exit(0);
+        }
+        const auto end = end_of([&] { all.barrier("end"); });
+        ::waitpid(helper, nullptr, 0);
+        RANK_EXPECT_TEXT(end.text, "rank 1 did not come within 1000 ms");
+        RANK_EXPECT(end.ranks == std::vector<int>{1});
+      },
+      with_timeout(1000));
+  EXPECT_EQ(ends[0].error, "");
+}
+
 // The store's own warnings ask a name server who it is, which takes as long as that takes to
 // answer.
 TEST(Absence, IsToldInTheErrorAlone) {

@@ -2,6 +2,7 @@
 // ended.
 #pragma once
 
+#include <ranks/launch.h>
 #include <retape/dist/dist.h>
 
 #include <gmock/gmock.h>
@@ -13,7 +14,15 @@
 #include <string>
 #include <vector>
 
-namespace retape::dist::testing {
+namespace retape::dist {
+
+using ranks::RankEnd;
+using ranks::run_ranks;
+using ranks::RunOptions;
+using ranks::World;
+using ranks::WorldOptions;
+
+namespace testing {
 
 // In a rank: its error becomes the test's failure.
 #define RANK_EXPECT(condition)                                                       \
@@ -86,4 +95,6 @@ inline RunOptions with_timeout(int milliseconds) {
   return options;
 }
 
-}  // namespace retape::dist::testing
+}  // namespace testing
+
+}  // namespace retape::dist

@@ -2,9 +2,9 @@
 // the factor that was predicted.
 #include "dist/gradcheck/fit.h"
 
+#include <ranks/launch.h>
 #include <retape/dist/contribution.h>
 #include <retape/dist/row_random.h>
-#include <retape/dist/world.h>
 
 #include <three_pool/ci_function.h>
 #include <three_pool/faults.h>
@@ -23,10 +23,10 @@
 namespace three_pool {
 namespace {
 
+using ranks::World;
 using retape::dist::Case;
 using retape::dist::Outcome;
 using retape::dist::Watch;
-using retape::dist::World;
 
 constexpr PoolSizes kTen{4, 2, 2, 2};     // 10 ranks
 constexpr PoolSizes kFanOut{2, 4, 1, 8};  // CI is the coarsest, all sizes different
@@ -41,7 +41,7 @@ class ThreePool : public ::testing::Test {
 
 // Expectations that fail on a rank fail the test.
 void on_ranks(PoolSizes sizes, const std::function<void(World&)>& body) {
-  const auto ends = retape::dist::run_ranks(sizes.ranks(), [&](World& world) {
+  const auto ends = ranks::run_ranks(sizes.ranks(), [&](World& world) {
     body(world);
     if (::testing::Test::HasFailure()) {
       throw std::runtime_error("an expectation failed on this rank, see above");

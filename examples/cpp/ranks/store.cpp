@@ -1,4 +1,4 @@
-#include "dist/store.h"
+#include "store.h"
 
 #include <retape/error.h>
 
@@ -14,7 +14,9 @@
 #include <cstring>
 #include <memory>
 
-namespace retape::dist::detail {
+namespace ranks {
+
+using retape::UsageError;
 
 Listener listen_at(const std::string& host, uint16_t port) {
   addrinfo hints{};
@@ -100,4 +102,4 @@ c10::intrusive_ptr<c10d::Store> reach_store(
   return c10::make_intrusive<c10d::TCPStore>(host, options_for(port, timeout));
 }
 
-}  // namespace retape::dist::detail
+}  // namespace ranks

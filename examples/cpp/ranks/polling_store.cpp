@@ -1,10 +1,10 @@
-#include "dist/polling_store.h"
+#include "polling_store.h"
 
 #include <c10/util/Exception.h>
 
 #include <thread>
 
-namespace retape::dist::detail {
+namespace ranks {
 
 namespace {
 
@@ -69,4 +69,4 @@ void PatientStore::wait(
   }
 }
 
-}  // namespace retape::dist::detail
+}  // namespace ranks

@@ -7,14 +7,14 @@
 #include <chrono>
 #include <string>
 
-namespace retape::dist::detail {
+namespace ranks {
 
-// `host`: the address to listen at. Blocks until all `size` ranks have come.
-c10::intrusive_ptr<c10d::ProcessGroup> make_gloo(
+// Gives `group`, which has no backend yet, one that connects through `store`. `host`: the address
+// to listen at. Blocks until all ranks have come.
+void connect_gloo(
+    c10d::ProcessGroup& group,
     const c10::intrusive_ptr<c10d::Store>& store,
     const std::string& host,
-    int rank,
-    int size,
     std::chrono::milliseconds timeout);
 
-}  // namespace retape::dist::detail
+}  // namespace ranks

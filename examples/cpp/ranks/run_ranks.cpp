@@ -1,6 +1,5 @@
-#include "dist/store.h"
-
-#include <retape/dist/world.h>
+#include "launch.h"
+#include "store.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -16,7 +15,10 @@
 #include <iostream>
 #include <thread>
 
-namespace retape::dist {
+namespace ranks {
+
+using retape::Error;
+using retape::UsageError;
 
 namespace {
 
@@ -58,6 +60,7 @@ void check_single_thread() {
     const std::function<void(World&)>& body,
     const WorldOptions& options) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::signal(SIGPIPE, SIG_IGN);  // writing to a rank that has ended is an error of the write
   ::setenv("RANK", std::to_string(rank).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
   ::setenv("MASTER_ADDR", kLoopback, 1);
@@ -72,6 +75,7 @@ void check_single_thread() {
     failed = true;
     error = exception.what();
   }
+  retape::dist::leave();
   std::cout.flush();
   std::cerr.flush();
   if (!error.empty() && ::write(pipe, error.data(), error.size()) < 0) {
@@ -83,7 +87,7 @@ void check_single_thread() {
 
 std::vector<Child> fork_all(
     int ranks,
-    detail::Listener listener,
+    Listener listener,
     const std::function<void(World&)>& body,
     const WorldOptions& options) {
   std::cout.flush();
@@ -148,9 +152,9 @@ std::vector<RankEnd> run_ranks(
     throw UsageError("[run_ranks] " + std::to_string(ranks) + " ranks.");
   }
   check_single_thread();
-  const auto listener = detail::listen_at(kLoopback);
+  const auto listener = listen_at(kLoopback);
   auto children = fork_all(ranks, listener, body, options.world);
-  const auto store = detail::serve_store(kLoopback, listener, options.world.timeout);
+  const auto store = serve_store(kLoopback, listener, options.world.timeout);
   if (options.started) {
     std::vector<int> pids;
     for (const auto& child : children) {
@@ -203,4 +207,4 @@ std::vector<RankEnd> run_ranks(
   return ends;
 }
 
-}  // namespace retape::dist
+}  // namespace ranks

@@ -9,7 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-namespace retape::dist::detail {
+namespace ranks {
 
 class PatientStore final : public c10d::Store {
  public:
@@ -38,4 +38,4 @@ class PatientStore final : public c10d::Store {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-}  // namespace retape::dist::detail
+}  // namespace ranks

@@ -1,4 +1,4 @@
-// The store of a World.
+// The store in which ranks meet.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-namespace retape::dist::detail {
+namespace ranks {
 
 // A socket that listens at `host` and nowhere else: a store of c10d's own making listens
 // everywhere, and asks nobody for a password.
@@ -31,4 +31,4 @@ c10::intrusive_ptr<c10d::Store> serve_store(
 c10::intrusive_ptr<c10d::Store> reach_store(
     const std::string& host, uint16_t port, std::chrono::milliseconds timeout);
 
-}  // namespace retape::dist::detail
+}  // namespace ranks

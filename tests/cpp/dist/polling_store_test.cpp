@@ -1,4 +1,4 @@
-#include "dist/polling_store.h"
+#include <ranks/polling_store.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 
 #include <thread>
 
-namespace retape::dist::detail {
+namespace ranks {
 namespace {
 
 using std::chrono::milliseconds;
@@ -41,4 +41,4 @@ TEST(PatientStore, WhatComesLaterIsSeen) {
 }
 
 }  // namespace
-}  // namespace retape::dist::detail
+}  // namespace ranks

@@ -1,17 +1,18 @@
-// World: all ranks, from C++ without Python.
+// Ranks from C++ without Python, on this machine: for tests and examples. Copy it if it fits.
 //
-//   auto world = retape::dist::World::from_environment();   // under torchrun, or any launcher that
-//   sets Group all = world.all();                                // RANK, WORLD_SIZE, MASTER_ADDR,
-//   MASTER_PORT
+//   auto ends = ranks::run_ranks(4, [](ranks::World& world) {        // forks four
+//     world.all().sum("tensor", tensor);
+//   });
 //
-//   auto ends = retape::dist::run_ranks(4, [](World& world) { ... });   // forks four
+//   auto world = ranks::World::from_environment();    // under torchrun, or any launcher that sets
+//                                                     // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //
-// Gloo over the interface that leads to MASTER_ADDR: loopback stays on loopback, the store too.
-// Where groups are made by torch.distributed, take those: Group(name, ranks,
-// c10d::resolve_process_group(...)).
+// Gloo uses the interface that leads to MASTER_ADDR: loopback stays on loopback, and so does the
+// store. The library itself takes any c10d::ProcessGroup: retape::dist::Group(name, ranks, ...).
 #pragma once
 
 #include <retape/dist/group.h>
+#include <retape/dist/placement.h>
 
 #include <chrono>
 #include <functional>
@@ -19,31 +20,29 @@
 #include <string>
 #include <vector>
 
-namespace c10d {
-class Store;
-}
-
-namespace retape::dist {
+namespace ranks {
 
 struct WorldOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};
 };
 
-class RETAPE_API World {
+class World {
  public:
   // Rank 0 serves the store unless a launcher does (TORCHELASTIC_USE_AGENT_STORE). UsageError: a
   // variable is missing or is not a number.
   static World from_environment(WorldOptions options = {});
-  static World alone();
 
   int rank() const;
   int size() const;
-  Group all() const;
+  retape::dist::Group all() const;
 
   // Called by its members only; returns when all are connected. CollectiveError on all of them: one
   // did not come within the timeout (a minute at least for those that have not started yet), or did
   // not connect. The same name again is the same group; UsageError with other ranks.
-  Group group(const std::string& name, std::vector<int> ranks) const;
+  retape::dist::Group group(const std::string& name, std::vector<int> ranks) const;
+
+  // For Placement.
+  operator retape::dist::GroupFactory() const;
 
  private:
   struct Impl;
@@ -71,7 +70,7 @@ struct RunOptions {
 // Forks `ranks` processes, runs `body` in each, and waits for them. This process hosts the store,
 // on loopback. UsageError if it has other threads: what they hold would be locked in the children
 // forever.
-RETAPE_API std::vector<RankEnd> run_ranks(
+std::vector<RankEnd> run_ranks(
     int ranks, const std::function<void(World&)>& body, const RunOptions& options = {});
 
-}  // namespace retape::dist
+}  // namespace ranks
