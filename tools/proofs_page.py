@@ -15,8 +15,8 @@ import programs_section
 import torch
 
 from retape import hazards
+from retape.cli.verify import faults, hugging_face
 from retape.hazards import table
-from retape.verifying import faults, hugging_face
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "proofs.md"

@@ -15,8 +15,8 @@ from tests.python.verify_cli import in_a_folder_with_models, in_process, refused
 
 import retape
 from retape import _C, cli
-from retape.verifying import case, faults
-from retape.verifying.case import Case
+from retape.cli.verify import case, faults
+from retape.cli.verify.case import Case
 
 
 def test_the_demos_run_with_nothing_to_write(capsys):
@@ -113,7 +113,7 @@ def test_what_cannot_run_is_a_row_with_its_reason(capsys):
 
 def test_a_not_built_row_of_many_is_no_failure():
     rows = [case.Result(Case("hf:A"), "equal"), case.Result(Case("hf:B"), "not built", reason="x")]
-    from retape.verifying.cli import exit_code
+    from retape.cli.verify.command import exit_code
 
     assert exit_code(rows, named=()) == 0
     assert exit_code(rows, named=["hf:A"]) == 0

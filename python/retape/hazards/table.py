@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from retape._text import Exit
+from retape.cli.verify.junit import TestCase
 from retape.hazards.compare import (
     DIFFERENT,
     ERROR,
@@ -17,7 +18,6 @@ from retape.hazards.compare import (
 )
 from retape.hazards.hazard import addresses
 from retape.hazards.ways import WAYS
-from retape.verifying.junit import TestCase
 
 if TYPE_CHECKING:
     from rich.console import Console

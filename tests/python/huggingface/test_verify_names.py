@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from retape import cli
+from retape.cli.verify import hugging_face
+from retape.cli.verify.case import Case, run
 from retape.subjects import hf, hf_dead, hf_exceptions, hf_not_built
-from retape.verifying import hugging_face
-from retape.verifying.case import Case, run
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "proofs.md"
 TABLE = PAGE.read_text(encoding="utf-8").split("<!-- hugging face: begin -->\n")[1]

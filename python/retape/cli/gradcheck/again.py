@@ -16,9 +16,9 @@ from retape import UsageError, _artefact
 from retape._text import Exit
 from retape.bench.report.csv import text as csv_text
 from retape.bench.report.markdown import code, escape, table_of
-from retape.gradchecking import page, table
-from retape.gradchecking.messages import RankError
-from retape.gradchecking.table import DIFFERENT, EQUAL
+from retape.cli.gradcheck import page, table
+from retape.cli.gradcheck.messages import RankError
+from retape.cli.gradcheck.table import DIFFERENT, EQUAL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,7 @@ def show(found: Found, args: argparse.Namespace, console: Console) -> tuple[Exit
             raise UsageError(
                 f"--{asked[0]}: ranks failed, and nothing was compared. Fix: leave it out."
             )
-        from retape.gradchecking.cli import print_errors  # which imports torchrun
+        from retape.cli.gradcheck.command import print_errors  # which imports torchrun
 
         print_errors(_errors(found.result), console)
         return Exit.RANK, found.result

@@ -9,13 +9,13 @@ from pathlib import Path
 from retape import _artefact, _html
 from retape._html import Card
 from retape._text import format_seconds
+from retape.cli.verify import table
+from retape.cli.verify.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Result
+from retape.cli.verify.faults import CAUGHT, MISNAMED, MISSED, NOT_STRUCK, FaultVerdict
 from retape.hazards import table as hazard_table
 from retape.hazards.compare import Row as HazardRow
 from retape.hazards.hazard import addresses
 from retape.hazards.ways import WAYS
-from retape.verifying import table
-from retape.verifying.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Result
-from retape.verifying.faults import CAUGHT, MISNAMED, MISSED, NOT_STRUCK, FaultVerdict
 
 FAULT_TONES = {CAUGHT: "good", MISNAMED: "bad", MISSED: "bad", NOT_STRUCK: "loud"}
 FAULT_SYMBOLS = {CAUGHT: "✓", MISNAMED: "✗", MISSED: "✗", NOT_STRUCK: "○"}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from retape._text import format_seconds
-from retape.verifying.case import DIFFERENT, EQUAL, KINDS, NOT_BUILT, VACUOUS, Result
+from retape.cli.verify.case import DIFFERENT, EQUAL, KINDS, NOT_BUILT, VACUOUS, Result
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retape.verifying.case import DIFFERENT, EQUAL, KINDS, NOT_BUILT, VACUOUS
-from retape.verifying.table import SYMBOLS
+from retape.cli.verify.case import DIFFERENT, EQUAL, KINDS, NOT_BUILT, VACUOUS
+from retape.cli.verify.table import SYMBOLS
 
 # What a cause begins with, and what it is called in the table; None: up to the first colon.
 _REASONS = {

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from retape import _C
 from retape._text import Exit
+from retape.cli.verify import junit
+from retape.cli.verify.case import DIFFERENT, NOT_BUILT, Case, Result, run
+from retape.cli.verify.table import shortened
 from retape.subjects.faults import PROGRAMS
-from retape.verifying import junit
-from retape.verifying.case import DIFFERENT, NOT_BUILT, Case, Result, run
-from retape.verifying.table import shortened
 
 if TYPE_CHECKING:
     from rich.console import Console

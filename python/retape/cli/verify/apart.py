@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from retape.verifying import case as cases
-from retape.verifying.case import DIFFERENT, NOT_BUILT, Case, Result
+from retape.cli.verify import case as cases
+from retape.cli.verify.case import DIFFERENT, NOT_BUILT, Case, Result
 
 _ROWS_PER_PROCESS = 50  # then a new one: what models leave behind does not add up
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from retape import _artefact, _html
 from retape._html import Card
-from retape.gradchecking import table
-from retape.gradchecking.table import DIFFERENT, EQUAL, VACUOUS
+from retape.cli.gradcheck import table
+from retape.cli.gradcheck.table import DIFFERENT, EQUAL, VACUOUS
 
 TONES = {EQUAL: "good", DIFFERENT: "bad", VACUOUS: "loud"}
 _VERDICTS = {

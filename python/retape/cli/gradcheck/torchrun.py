@@ -1,4 +1,4 @@
-"""`python -m retape.gradchecking.torchrun FOLDER PARENT OPTION... -m PROGRAM`: torchrun, in a way of ours.
+"""`python -m retape.cli.gradcheck.torchrun FOLDER PARENT OPTION... -m PROGRAM`: torchrun, in a way of ours.
 
 Ranks meet on loopback (`torchrun_retape`), and stay there whatever GLOO_SOCKET_IFNAME says. It ends with PARENT, and ranks can end with it: the last word that
 they are given is its process. How ranks failed is left in FOLDER, with all that torchrun writes.
@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 import torchrun_retape
-from retape.gradchecking import messages, rank
+from retape.cli.gradcheck import messages, rank
 from torchrun_retape import loopback
 
 
@@ -24,7 +24,7 @@ def command(folder: Path, ranks: int, program: Sequence[str], show: bool) -> lis
     """Of a process that this one starts. `show`: what ranks print is shown as it comes, each line with its
     rank; else it is in files under `folder` alone."""
     return [
-        *(sys.executable, "-m", "retape.gradchecking.torchrun", str(folder), str(os.getpid())),
+        *(sys.executable, "-m", "retape.cli.gradcheck.torchrun", str(folder), str(os.getpid())),
         f"--nproc-per-node={ranks}",
         "--max-restarts=0",
         f"--rdzv-backend={torchrun_retape.BACKEND}",

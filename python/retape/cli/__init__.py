@@ -42,28 +42,21 @@ class Verb:
 VERBS = (
     Verb(
         "demo",
-        "retape.demo",
+        "retape.cli.demo",
         "train a small transformer plain and with Retape, and compare every gradient bit for bit",
         "retape demo --steps 10 --output build/demo",
         "{output}/report.json",
     ),
     Verb(
-        "train",
-        "retape.training.cli",
-        "train a character-level transformer; killed at any moment, it goes on bit for bit",
-        "retape train --steps 200 --policy full --out build/train --resume",
-        "{out}/report.json",
-    ),
-    Verb(
         "verify",
-        "retape.verifying.cli",
+        "retape.cli.verify.command",
         "run a step plain and recomputed, from the same state, and compare every bit",
         "retape verify demo:gpt --policy full --policy cheap --orders",
         "build/verify.json",
     ),
     Verb(
         "gradcheck",
-        "retape.gradchecking.cli",
+        "retape.cli.gradcheck.command",
         "run a step by ranks and by one process, and find what is summed wrong",
         "retape gradcheck mymodule:factory --ranks 4 --html gradcheck.html",
         "build/gradcheck.json",
@@ -98,7 +91,7 @@ VERBS = (
     ),
     Verb(
         "doctor",
-        "retape.doctor",
+        "retape.cli.doctor",
         "check this installation, also one that cannot be imported: versions, build, gloo, hooks, one replay",
         "retape doctor --json doctor.json",
         "build/doctor.json",
@@ -151,7 +144,7 @@ class Parser(argparse.ArgumentParser):
 
 def cmake_dir() -> Path:
     """The folder that holds RetapeConfig.cmake."""
-    return Path(__file__).absolute().parent / "lib" / "cmake" / "Retape"
+    return Path(__file__).absolute().parents[1] / "lib" / "cmake" / "Retape"
 
 
 class _CMakeDir(argparse.Action):
@@ -299,7 +292,7 @@ def _unexpected(what: str, error: Exception) -> int:
 
 def _where(error: Exception) -> str:
     """The last line of Retape's own that was reached: "retape/bench/cells.py:87"."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if package in Path(frame.filename).parents]
     if not ours:

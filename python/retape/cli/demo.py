@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 import retape
 from retape import _artefact
 from retape._bits import same_bits
-from retape._gpt import GPT, Size, Sums
 from retape._numbers import LAYERS, SIZE, THREADS, whole_number
 from retape._text import MIB, Exit, format_bytes, format_seconds, quartiles, sparkline
 from retape.bench.timing import threads
+from retape.subjects.gpt import GPT, Size, Sums
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.python.training import (
+from tests.python.examples.training import (
     CPP,
     PYTHON,
     STEPS,

@@ -1,4 +1,4 @@
-"""`python -m retape.gradchecking.rank FOLDER PARENT`: one rank of `retape gradcheck`, started by torchrun."""
+"""`python -m retape.cli.gradcheck.rank FOLDER PARENT`: one rank of `retape gradcheck`, started by torchrun."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import torch.distributed as torch_dist
 
-from retape.gradchecking import messages
-from retape.gradchecking.messages import RankError, Settings
+from retape.cli.gradcheck import messages
+from retape.cli.gradcheck.messages import RankError, Settings
 
 _PR_SET_PDEATHSIG = 1
 
@@ -56,7 +56,7 @@ def leave() -> NoReturn:
 
 
 def _check(settings: Settings, folder: Path, rank: int) -> None:
-    from retape.gradchecking import factory
+    from retape.cli.gradcheck import factory
 
     check = factory.make(settings.factory)
     if settings.seed is not None:

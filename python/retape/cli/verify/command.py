@@ -17,10 +17,10 @@ import retape
 from retape import _artefact, _tolerance
 from retape._progress import progress
 from retape._text import Exit, offer, told_by_a_verb
+from retape.cli.verify import apart, faults, junit, table
+from retape.cli.verify import case as cases
+from retape.cli.verify.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Case, Result
 from retape.subjects import find
-from retape.verifying import apart, faults, junit, table
-from retape.verifying import case as cases
-from retape.verifying.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Case, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -270,7 +270,7 @@ def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
     if args.junit:
         junit.write(args.junit, [_test_case(result, named) for result in results])
     if args.html:
-        from retape.verifying import page
+        from retape.cli.verify import page
 
         page.write(args.html, page.of_results(results, named))
     return exit_code(results, named), {
@@ -334,7 +334,7 @@ def _faults(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
     if args.junit:
         junit.write(args.junit, [each.test_case() for each in found])
     if args.html:
-        from retape.verifying import page
+        from retape.cli.verify import page
 
         page.write(args.html, page.of_faults(found))
     return faults.exit_code(found), {
@@ -371,7 +371,7 @@ def _hazards(args: argparse.Namespace, console: Console) -> Outcome:
     if args.junit:
         junit.write(args.junit, [hazard_table.test_case(row) for row in rows])
     if args.html:
-        from retape.verifying import page
+        from retape.cli.verify import page
 
         page.write(args.html, page.of_hazards(rows))
     return hazard_table.exit_code(rows), {"rows": [row.to_dict() for row in rows]}

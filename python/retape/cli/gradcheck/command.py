@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from retape import _artefact
 from retape._C import UsageError
 from retape._text import Exit, printable
-from retape.gradchecking import factory, launch, table
-from retape.gradchecking.bar import bar
-from retape.gradchecking.launch import Ended
-from retape.gradchecking.messages import RankError, Settings
+from retape.cli.gradcheck import factory, launch, table
+from retape.cli.gradcheck.bar import bar
+from retape.cli.gradcheck.launch import Ended
+from retape.cli.gradcheck.messages import RankError, Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any
     report = ended.told["report"]
     table.print_report(report, ended.told["text"], console)
     if args.html:
-        from retape.gradchecking import page
+        from retape.cli.gradcheck import page
 
         page.write(args.html, page.of_report(report, args.ranks, args.command_line))
     text = ended.told["text"]  # for `retape report`

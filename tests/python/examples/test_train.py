@@ -1,4 +1,4 @@
-"""`retape train` and train_gpt, its twin in C++: the same bits, little memory, clear refusals."""
+"""train.py and train_gpt, its twin in C++: the same bits, little memory, clear refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.python.training import (
+from safetensors import safe_open
+from tests.python.examples.training import (
     CPP,
     ENVIRONMENT,
     PYTHON,
@@ -23,34 +24,37 @@ from tests.python.training import (
     Program,
     assert_same_run,
     built,
+    corpus,
+    options,
     program,
     references,
     saved,
+    saved_run,
     step_of,
 )
 
 from retape._text import MIB, Exit
-from retape.training import harbour
-from retape.training.data import Text, digest
-from retape.training.settings import shortest, size_in_bytes
 
 __all__ = ["program", "references"]  # fixtures
 
 
-def test_the_text_is_what_its_script_writes() -> None:
-    text = harbour.PATH.read_text(encoding="ascii")
-    assert text == harbour.write()
+def test_the_corpus_is_the_same_everywhere(references: dict[str, tuple[Ended, Path]]) -> None:
+    text = corpus.tiny_corpus()
     assert 30_000 < len(text) < 60_000
+    assert corpus.digest(text) == "a9d577631ba9dfaa"
+    for name in ("cpp", "python"):
+        with safe_open(saved(references[name][1]), framework="pt") as run:
+            assert run.metadata()["text"] == "a9d577631ba9dfaa"
 
 
 def test_what_a_step_sees_depends_on_seed_and_position_alone() -> None:
-    text = Text(harbour.PATH.read_bytes())
+    text = corpus.Text(corpus.tiny_corpus())
     together = text.batch(seed=3, position=0, batch=8, context=16)
     assert torch.equal(together[4:], text.batch(seed=3, position=4, batch=4, context=16))
     assert not torch.equal(together, text.batch(seed=4, position=0, batch=8, context=16))
-    assert bytes(text.alphabet[i] for i in together[0]) in harbour.PATH.read_bytes()
-    assert digest(b"") == "cbf29ce484222325"
-    assert digest(b"a") == "af63dc4c8601ec8c"
+    assert bytes(text.alphabet[i] for i in together[0]) in corpus.tiny_corpus()
+    assert corpus.digest(b"") == "cbf29ce484222325"
+    assert corpus.digest(b"a") == "af63dc4c8601ec8c"
 
 
 def test_it_learns(references: dict[str, tuple[Ended, Path]]) -> None:
@@ -147,10 +151,10 @@ def test_both_languages_have_the_same_options() -> None:
 
 
 def test_sizes_and_numbers_as_text() -> None:
-    assert size_in_bytes("256MiB") == size_in_bytes("256 MiB") == 256 * MIB
-    assert size_in_bytes("1.5KiB") == 1536
-    assert size_in_bytes("17") == size_in_bytes("17B") == 17
-    assert [shortest(x) for x in (0.001, 3e-4, 1e-5, 0.1, 1 / 3)] == [
+    assert options.size_in_bytes("256MiB") == options.size_in_bytes("256 MiB") == 256 * MIB
+    assert options.size_in_bytes("1.5KiB") == 1536
+    assert options.size_in_bytes("17") == options.size_in_bytes("17B") == 17
+    assert [saved_run.shortest(x) for x in (0.001, 3e-4, 1e-5, 0.1, 1 / 3)] == [
         "0.001",
         "0.0003",
         "1e-05",
@@ -255,7 +259,7 @@ def test_limits_with_room_for_next_to_nothing_are_enough_or_end_with_4(
     assert Exit.BUDGET in codes
 
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROW = re.compile(r"\| `--layers (\d+)` \| ([\d,]+) \| (\d+) MiB \| (\d+) MiB \| (\d+) MiB \|")
 CELLS = [
     (int(layers), int(count.replace(",", "")), policy, int(limit))

@@ -57,7 +57,7 @@ _REINSTALL = "pip install . --no-build-isolation --force-reinstall"
 def imports(broken: str) -> Check:
     """`broken`: why it cannot be, as `why_not` tells it. Errors of Retape's own have their fix with them."""
     if not broken:
-        return extensions(Path(__file__).absolute().parent)
+        return extensions(Path(__file__).absolute().parents[1])
     found, _, fix = broken.partition(". Fix: ")
     missing = re.search(r"No module named '(?!retape)(\w+)", broken)
     return Check(

@@ -1,8 +1,9 @@
-"""The two programs that train, `retape train` and train_gpt, and what a run of them leaves."""
+"""The two programs that train, train.py and train_gpt, and what a run of them leaves."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -16,9 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from retape import cli
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples/python/train"
+sys.path.insert(0, str(EXAMPLE))
+corpus, options, saved_run, train = (
+    importlib.import_module(name) for name in ("corpus", "options", "saved_run", "train")
+)
 BINARY = Path(os.environ.get("RETAPE_TRAIN_GPT", ROOT / "build/tests/examples/train_gpt"))
 TINY = "--layers 2 --width 32 --context 32 --batch 4".split()
 STEPS = 120
@@ -56,9 +60,11 @@ class Program:
         self, *words: object, environment: dict[str, str] | None = None, **more: object
     ) -> Ended:
         """In a process of its own."""
+        kills = self.name == "python" and "RETAPE_TRAIN_KILL" in (environment or {})
+        command = (sys.executable, "-m", "tests.python.examples.killed") if kills else self.command
         done = subprocess.run(
-            [*self.command, *map(str, words)],
-            env={**ENVIRONMENT, **(environment or {})},
+            [*command, *map(str, words)],
+            env={**ENVIRONMENT, "PYTHONPATH": str(ROOT), **(environment or {})},
             capture_output=True,
             text=True,
             check=False,
@@ -73,14 +79,14 @@ class Program:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                code = cli.main(["train", *map(str, words)])
+                code = train.main([*map(str, words)])
             except SystemExit as ended:
                 code = ended.code
         return Ended(code, out.getvalue(), err.getvalue())
 
 
 CPP = Program("cpp", (str(BINARY),))
-PYTHON = Program("python", (sys.executable, "-m", "retape", "train"))
+PYTHON = Program("python", (sys.executable, str(EXAMPLE / "train.py")))
 
 
 def built(program: Program) -> Program:

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from retape.gradchecking import messages, torchrun
-from retape.gradchecking.messages import RankError, Settings
+from retape.cli.gradcheck import messages, torchrun
+from retape.cli.gradcheck.messages import RankError, Settings
 
 _LOOK = 0.1  # seconds between looks at how far ranks are
 _GRACE = 5.0  # seconds that ranks have to end by themselves when one has failed
@@ -78,7 +78,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _start(folder: Path, ranks: int, show: bool) -> Process:
-    program = ["retape.gradchecking.rank", str(folder)]
+    program = ["retape.cli.gradcheck.rank", str(folder)]
     with (folder / "torchrun.log").open("wb") as log:
         return subprocess.Popen(
             torchrun.command(folder, ranks, program, show),
