@@ -170,7 +170,7 @@ def test_hazards_end_well_and_show_both_sides(capsys):
 @pytest.fixture
 def small_hf(monkeypatch):
     """Two architectures in place of hundreds: one with a dead parameter, one that cannot be built."""
-    from retape.subjects import hf
+    import retape_hf as hf
 
     def build(name, dtype, seed):
         if name == "Absent":

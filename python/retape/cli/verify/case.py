@@ -157,7 +157,7 @@ def run(
         with fault:
             verdict = _verify(case, before_recompute)
     except NotBuilt as error:
-        result = Result(case, NOT_BUILT, reason=str(error))
+        result = Result(case, NOT_BUILT, reason=error.reason)
     except retape.UsageError as error:
         if not one_of_many:
             raise

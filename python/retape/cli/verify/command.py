@@ -201,7 +201,7 @@ def _usage(args: argparse.Namespace, text: str) -> NoReturn:
 def _subjects(args: argparse.Namespace, console: Console) -> list[str]:
     names = list(args.subjects)
     if args.all_hf:
-        names += find.hf_names()
+        names += find.names_of("hf")
     if args.inject is not None and not names:
         return []
     names = list(dict.fromkeys(names or [*find.demos(), *find.cpp_names()]))
@@ -276,7 +276,7 @@ def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
     return exit_code(results, named), {
         "counts": table.counts(results),
         "seconds": round(time.perf_counter() - started, 1),
-        **({"transformers": find.hf_version()} if args.all_hf else {}),
+        **({"transformers": find.plugged("hf").version()} if args.all_hf else {}),
         "rows": [result.to_dict() for result in results],
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from retape.subjects.hf_inputs import BATCH, LENGTH, Batch, channels, lookup, side, words
+from retape_hf.inputs import BATCH, LENGTH, Batch, channels, lookup, side, words
 
 
 def without(*names: str) -> Callable[[Any, Batch], Batch]:

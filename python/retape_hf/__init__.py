@@ -4,7 +4,8 @@
 >>> model, inputs = build("GPTBigCode")         # or a class: build("BertForMultipleChoice")
 >>> loss(model(**inputs)).backward()
 
-What cannot be built says why: `NotBuilt`. transformers is imported only when something is asked.
+Raises NotBuilt, with the reason, for what cannot be built. Registered as the entry point `hf` in the
+group `retape.subjects`; transformers is imported only when a subject is asked for.
 """
 
 from __future__ import annotations
@@ -20,19 +21,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from retape.subjects.find import NotBuilt
 
-class NotBuilt(RuntimeError):
-    """This architecture cannot be built here; `reason` says why, in a few words."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"[subjects.hf] {name} was not built: {reason}")
-        self.name, self.reason = name, reason
+# Parameters of these have no gradient for unknown reasons, so they are not excused.
+UNEXPLAINED = {"Encodec", "ZoeDepth"}
 
 
 def architectures() -> list[str]:
     """Names as `build` takes them: of the config classes that have a model to train."""
     _transformers("architectures")
-    from retape.subjects.hf_heads import heads
+    from retape_hf.heads import heads
 
     return list(heads())
 
@@ -41,22 +39,36 @@ def version() -> str:
     return _transformers("version").__version__
 
 
+def knows(name: str) -> bool:
+    """Whether `build` can be asked for it: an architecture, or a model class of transformers."""
+    found = getattr(_transformers(name), name, None)
+    return name in architectures() or (isinstance(found, type) and issubclass(found, nn.Module))
+
+
+def make(name: str, dtype: torch.dtype | None, seed: int) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """What `retape.verify` takes: the model, its inputs, and options."""
+    model, inputs = build(name, dtype or torch.float32, seed)
+    options: dict[str, Any] = {"may_be_dead": expected_dead(name, model, inputs)}
+    if _rule(name).loss_per_sample:
+        options["loss"] = loss
+    return model, inputs, options
+
+
 def build(
     name: str, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A small model in train mode and keyword arguments for it. Same seed, same bits.
 
     name: one of `architectures()`, or a model class of transformers.
-    Leaves the default generator as it was. Raises NotBuilt.
+    Leaves the default generator unchanged. Raises NotBuilt.
     """
     hf = _transformers(name)
-    from retape.subjects.hf_exceptions import EXCEPTIONS, Exceptional
-    from retape.subjects.hf_heads import head_of
-    from retape.subjects.hf_not_built import NOT_BUILT
+    from retape_hf.heads import head_of
+    from retape_hf.not_built import NOT_BUILT
 
     if name in NOT_BUILT:
         raise NotBuilt(name, NOT_BUILT[name])
-    rule = EXCEPTIONS.get(name, Exceptional())
+    rule = _rule(name)
     class_name = rule.model or head_of(name) or name
     model_class = getattr(hf, class_name, None)
     if model_class is None:
@@ -64,7 +76,10 @@ def build(
     with torch.random.fork_rng(devices=[]), _silence(hf):
         try:
             model, inputs = _build(model_class, rule, dtype, seed)
-            _try(model, inputs)
+            if not _loss_of_copy(model, inputs)[1].requires_grad:
+                raise ValueError(
+                    "its loss does not require a gradient: forward is for inference only"
+                )
         except ImportError as error:
             raise NotBuilt(name, _missing(error)) from error
         except Exception as error:
@@ -72,26 +87,26 @@ def build(
     return model, inputs
 
 
-def expected_dead(name: str, model: nn.Module) -> list[str]:
-    """Patterns of parameters that rightly get no gradient there: unused by the head, or cut off.
-
-    Only patterns that match a parameter of this model. `hf_dead` has the reason of each.
-    """
-    from retape.subjects.hf_dead import patterns
-
-    parameters = [parameter for parameter, _ in model.named_parameters()]
-    return [p for p in patterns(name) if any(re.search(p, parameter) for parameter in parameters)]
-
-
-def has_loss_per_sample(name: str) -> bool:
-    """Then it is to be summed before backward: `loss` does."""
-    from retape.subjects.hf_exceptions import EXCEPTIONS
-
-    return name in EXCEPTIONS and EXCEPTIONS[name].loss_per_sample
+def expected_dead(name: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[str, ...]:
+    """Parameters without a gradient, or with zeros, in a plain step: parts that the head or this batch
+    does not use, or that no gradient can reach. Without them a verdict would always be vacuous."""
+    if name in UNEXPLAINED:
+        return ()
+    with torch.random.fork_rng(devices=[]), _silence(_transformers(name)):
+        copied, value = _loss_of_copy(model, inputs)
+        try:
+            value.backward()
+        except Exception:  # verify reports it
+            return ()
+    return tuple(
+        name
+        for name, parameter in copied.named_parameters()
+        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
+    )
 
 
 def loss(outputs: Any) -> torch.Tensor:
-    """The model's own loss; without one, a sum over all that it returned, each value weighed apart."""
+    """The model's own loss; without one, a weighted sum over everything that it returned."""
     own = getattr(outputs, "loss", None)
     if torch.is_tensor(own):
         return own.sum()
@@ -101,9 +116,20 @@ def loss(outputs: Any) -> torch.Tensor:
     return torch.stack(terms).sum()
 
 
+def _rule(name: str) -> Any:
+    from retape_hf.rules import RULES, Rule
+
+    return RULES.get(name, Rule())
+
+
+def _loss_of_copy(model: nn.Module, inputs: dict[str, Any]) -> tuple[nn.Module, torch.Tensor]:
+    copied = copy.deepcopy(model)
+    return copied, loss(copied(**copy.deepcopy(inputs)))
+
+
 def _build(model_class: type, rule: Any, dtype: torch.dtype, seed: int) -> tuple[nn.Module, Any]:
-    from retape.subjects.hf_inputs import batch_for
-    from retape.subjects.tiny_config import tiny
+    from retape_hf.inputs import batch_for
+    from retape_hf.tiny_config import tiny
 
     torch.manual_seed(seed)
     config = tiny(model_class.config_class, rule.changes, rule.keep)
@@ -118,13 +144,6 @@ def _build(model_class: type, rule: Any, dtype: torch.dtype, seed: int) -> tuple
     if rule.inputs:
         inputs = rule.inputs(model, inputs)
     return model.to(dtype).train(), {key: _cast(value, dtype) for key, value in inputs.items()}
-
-
-def _try(model: nn.Module, inputs: dict[str, Any]) -> None:
-    """One forward of a copy: whoever gets a subject can train it."""
-    value = loss(copy.deepcopy(model)(**copy.deepcopy(inputs)))
-    if not value.requires_grad:
-        raise ValueError("its loss does not require a gradient: forward is for inference only")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -158,10 +177,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _transformers(what: str) -> Any:
     try:
         import transformers
-    except ImportError as error:
+    except Exception as error:
         raise ImportError(
             f"[subjects.hf] {what}: expected the package transformers, got {error}. "
-            "Fix: pip install transformers"
+            "Fix: pip install transformers, or 'retape[hf]'"
         ) from error
     return transformers
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from torch import nn
+
 # In every architecture that has them.
 EVERYWHERE = {
     r"(^|\.)pooler\.": "a pooler, where the head reads the sequence",
@@ -225,3 +229,9 @@ BY_NAME: dict[str, dict[str, str]] = {
 
 def patterns(name: str) -> list[str]:
     return [*EVERYWHERE, *BY_NAME.get(name, ())]
+
+
+def expected_dead(name: str, model: nn.Module) -> list[str]:
+    """Only patterns that match a parameter of this model."""
+    parameters = [parameter for parameter, _ in model.named_parameters()]
+    return [p for p in patterns(name) if any(re.search(p, parameter) for parameter in parameters)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from retape.subjects.tiny_config import FIRST_SPECIAL, is_config
+from retape_hf.tiny_config import FIRST_SPECIAL, is_config
 
 BATCH, LENGTH, FIRST_WORD = 2, 12, 10
 FRAMES, WAVEFORM = 64, 8000
