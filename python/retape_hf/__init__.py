@@ -48,7 +48,7 @@ def knows(name: str) -> bool:
 def make(name: str, dtype: torch.dtype | None, seed: int) -> tuple[nn.Module, Any, dict[str, Any]]:
     """What `retape.verify` takes: the model, its inputs, and options."""
     model, inputs = build(name, dtype or torch.float32, seed)
-    options: dict[str, Any] = {"may_be_dead": expected_dead(name, model, inputs)}
+    options: dict[str, Any] = {"may_be_dead": dead_parameters(name, model, inputs)}
     if _rule(name).loss_per_sample:
         options["loss"] = loss
     return model, inputs, options
@@ -87,7 +87,7 @@ def build(
     return model, inputs
 
 
-def expected_dead(name: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[str, ...]:
+def dead_parameters(name: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[str, ...]:
     """Parameters without a gradient, or with zeros, in a plain step: parts that the head or this batch
     does not use, or that no gradient can reach. Without them a verdict would always be vacuous."""
     if name in UNEXPLAINED:

@@ -180,7 +180,6 @@ def small_hf(monkeypatch):
 
     monkeypatch.setattr(hf, "architectures", lambda: ["Partly", "Absent"])
     monkeypatch.setattr(hf, "build", build)
-    monkeypatch.setattr(hf, "expected_dead", lambda *_: [r"^unused\."], raising=False)
 
 
 def test_every_architecture_is_a_row_equal_or_not_built_with_the_reason(small_hf, capsys):

@@ -23,8 +23,9 @@ from torch.utils.checkpoint import checkpoint
 import retape
 from retape import _artefact
 from retape._bits import same_bits
-from retape._numbers import LAYERS, SIZE, THREADS, whole_number
+from retape._numbers import INT64, LAYERS, SIZE, THREADS, whole_number
 from retape._text import MIB, Exit, format_bytes, format_seconds, quartiles, sparkline
+from retape.bench.report.markdown import table_of
 from retape.bench.timing import threads
 from retape.subjects.gpt import GPT, Size, Sums
 
@@ -227,92 +228,66 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 HEADINGS = ["", "peak", "to plain", "held", "step", "to plain", "ops replayed"]
+WHAT_IS_MEASURED = (
+    "Peak and held (when backward began): tensor bytes since forward began, weights and optimizer "
+    "not counted, gradients counted. Step: median; to plain: median of interleaved pairs ± half the "
+    "distance between the quartiles. torch: torch.utils.checkpoint of each block, non-reentrant."
+)
+
+
+def _memory(rows: list[dict[str, Any]]) -> list[str]:
+    """Each copy's bytes over one step, as a line of blocks; first how high they are."""
+    top = max(max(row["timeline_bytes"], default=0) for row in rows)
+    lines = [f"{row['label']:<20} {sparkline(row['timeline_bytes'], top)}" for row in rows]
+    return [f"Memory over one step, full height {top / MIB:.1f} MiB:", *lines] if top else []
 
 
 def print_table(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     from rich.table import Table
 
-    table = Table(
-        title=title,
-        caption="Peak and held (when backward began): tensor bytes since forward began, weights "
-        "and optimizer not counted, gradients counted. Step: median. torch: checkpoint of each "
-        "block, non-reentrant.",
-    )
+    table = Table(title=title, caption=WHAT_IS_MEASURED)
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     console.print(table)
-    top = max(max(row["timeline_bytes"], default=0) for row in rows)
-    if top:
-        console.print(f"Memory over one step, full height {top / MIB:.0f} MiB:")
-        for row in rows:
-            console.print(f"  {row['label']:<20} {sparkline(row['timeline_bytes'], top)}")
-    for row in rows:
-        if row["ours"]:
-            good = not row["differences"] and row["ops_replayed_per_step"]
-            style = "bold green" if good else "bold red"
-            console.print(f"{row['label']}: {row['verdict']}", style=style)
+    console.print("\n  ".join(_memory(rows)), markup=False)
+    for row in filter(lambda row: row["ours"], rows):
+        good = not row["differences"] and row["ops_replayed_per_step"]
+        style = "bold green" if good else "bold red"
+        console.print(f"{row['label']}: {row['verdict']}", style=style)
 
 
 def markdown(rows: list[dict[str, Any]], title: str, settings: dict[str, Any]) -> str:
-    lines = [f"# {title}", "", "| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
-    lines += ["", "Verdict:", ""]
-    lines += [f"- `{row['label']}`: {row['verdict']}" for row in rows[1:]]
-    for row in rows:
-        if len(row["differences"]) > 1:
-            lines += ["", f"All differences of `{row['label']}`:", ""]
-            lines += [f"- {text}" for text in row["differences"]]
-    top = max(max(row["timeline_bytes"], default=0) for row in rows)
-    if top:
-        lines += ["", f"Memory over one step, full height {top / MIB:.1f} MiB:", "", "```"]
-        lines += [f"{row['label']:<20} {sparkline(row['timeline_bytes'], top)}" for row in rows]
-        lines += ["```"]
-    losses = rows[0]["losses"]
-    lines += [
-        "",
-        "Peak and held (when backward began) are tensor bytes allocated since forward began;",
-        "weights and optimizer state are not counted, gradients are. Step times are medians,",
-        "ratios medians of interleaved pairs ± half the distance between the quartiles.",
-        "torch, per layer: torch.utils.checkpoint around each block, non-reentrant.",
-        f"Loss went from {losses[0]:.4f} to {losses[-1]:.4f}.",
-        "",
+    losses, facts = rows[0]["losses"], _artefact.environment()
+    differences = [f"- `{row['label']}`: {text}" for row in rows for text in row["differences"]]
+    parts = [
+        f"# {title}",
+        table_of(HEADINGS, [_cells(row) for row in rows]),
+        "Verdict:",
+        "\n".join(f"- `{row['label']}`: {row['verdict']}" for row in rows[1:]),
+        "\n".join(["All differences:", "", *differences]) if differences else "",
+        "\n".join(["```", *_memory(rows), "```"]),
+        f"{WHAT_IS_MEASURED} Loss went from {losses[0]:.4f} to {losses[-1]:.4f}.",
         "Settings: " + ", ".join(f"{name} {value}" for name, value in settings.items()) + ".",
-        "Machine: "
-        + ", ".join(f"{k} {v}" for k, v in _artefact.environment().items() if v is not None)
-        + ".",
-        "",
+        "Machine: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) + ".",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = Size()
-    parser.add_argument(
-        "--steps", type=whole_number(1), default=10, help="timed steps (%(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=whole_number(0), default=7, help="of weights, data and dropout"
-    )
-    parser.add_argument(
-        "--layers", type=whole_number(1, LAYERS), default=size.layers, help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--width", type=whole_number(1, SIZE), default=size.width, help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--context", type=whole_number(1, SIZE), default=size.context, help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--batch", type=whole_number(1, SIZE), default=size.batch, help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--threads",
-        type=whole_number(1, THREADS),
-        default=1,
-        help="one gives the steadiest times (%(default)s)",
-    )
+    for name, least, most, default, what in (
+        ("steps", 1, INT64, 10, "timed steps "),
+        ("seed", 0, INT64, 7, "of weights, data and dropout "),
+        ("layers", 1, LAYERS, size.layers, ""),
+        ("width", 1, SIZE, size.width, ""),
+        ("context", 1, SIZE, size.context, ""),
+        ("batch", 1, SIZE, size.batch, ""),
+        ("threads", 1, THREADS, 1, "one gives the steadiest times "),
+    ):
+        kind = whole_number(least, most)
+        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{what}(%(default)s)")
     parser.add_argument(
         "--output",
         metavar="FOLDER",

@@ -61,7 +61,7 @@ def test_a_subject_trains_every_parameter(name: str) -> None:
 def test_every_parameter_that_is_found_to_have_no_gradient_has_a_reason(name: str) -> None:
     model, inputs = hf.build(name)
     allowed = "|".join(expected_dead(name, model)) or "$^"
-    found = hf.expected_dead(name, model, inputs)
+    found = hf.dead_parameters(name, model, inputs)
     assert [parameter for parameter in found if not re.search(allowed, parameter)] == []
 
 

@@ -19,6 +19,7 @@ from retape.bench.report.markdown import code, escape, table_of
 from retape.cli.gradcheck import page, table
 from retape.cli.gradcheck.messages import RankError
 from retape.cli.gradcheck.table import DIFFERENT, EQUAL
+from retape.cli.page import Page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,7 +142,7 @@ def text_of(report: Mapping[str, Any]) -> str:
     return "\n  ".join([*lines, *(f"note: {note}" for note in report["notes"])])
 
 
-def page_of(found: Found) -> page.Page:
+def page_of(found: Found) -> Page:
     return page.of_report(found.result, found.result.get("ranks"), found.command, found.environment)
 
 

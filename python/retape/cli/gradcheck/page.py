@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from retape import _artefact, _html
 from retape._html import Card
 from retape.cli.gradcheck import table
 from retape.cli.gradcheck.table import DIFFERENT, EQUAL, VACUOUS
+from retape.cli.page import TONES, Cell, Page, Row, Section, render, write
 
-TONES = {EQUAL: "good", DIFFERENT: "bad", VACUOUS: "loud"}
+__all__ = ["of_report", "render", "write"]
+
 _VERDICTS = {
     EQUAL: "ranks compute what one process does, and the check could have failed",
     DIFFERENT: "ranks compute something else",
@@ -20,52 +19,6 @@ _VERDICTS = {
 }
 _MOST = 300  # rows of a table of failures
 _COLUMNS = ("what", "tensor", "kind", "error", "tolerance", "alpha", "residual")
-
-
-@dataclass(frozen=True)
-class Cell:
-    label: str
-    word: str
-    symbol: str = ""
-    tone: str = ""  # none: plain text
-    tensors: list[list[str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Line:
-    title: str
-    cells: list[Cell]
-    story: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    lead: str
-    headings: list[str]
-    lines: list[Line]
-    more: str = ""
-
-
-@dataclass(frozen=True)
-class Page:
-    title: str
-    lead: str
-    cards: list[Card]
-    sections: list[Section]
-    vacuous: list[str]
-    notes: list[str]
-    command: str
-    environment: str
-    tensor_headings: tuple[str, ...] = _COLUMNS
-
-
-def write(path: str, page: Page) -> None:
-    _html.write(path, render(page))
-
-
-def render(page: Page) -> str:
-    return _html.render(Path(__file__).with_name("page.html.j2"), page=page)
 
 
 def of_report(
@@ -90,9 +43,10 @@ def of_report(
         cards=_cards(report),
         sections=sections,
         vacuous=report["vacuous"],
-        notes=report["notes"],
+        limits=report["notes"],
         command=command,
-        environment=_environment(_artefact.environment() if facts is None else facts),
+        facts=facts,
+        inner_headings=_COLUMNS,
     )
 
 
@@ -131,12 +85,12 @@ def _runs(rows: Sequence[Mapping[str, Any]]) -> Section:
         for terms in matrix.columns:
             found = [matrix.cells.get((topology, dtype, terms)) for dtype in dtypes]
             cells = [_run(dtype, cell) for dtype, cell in zip(dtypes, found, strict=True)]
-            lines.append(Line(topology, [Cell("terms", terms), *cells]))
+            lines.append(Row(topology, [Cell("terms", terms), *cells]))
     return Section(
-        "Runs",
-        "The largest difference in each run, divided by the largest number of the reference.",
         ["topology", "terms", *dtypes],
         lines,
+        "Runs",
+        "The largest difference in each run, divided by the largest number of the reference.",
     )
 
 
@@ -145,7 +99,7 @@ def _run(dtype: str, cell: table.Cell | None) -> Cell:
         return Cell(dtype, "")
     word = table.error_text(cell.error)
     tensors = [_tensor(row) for row in cell.rows]
-    return Cell(dtype, word, table.SYMBOLS[cell.kind], TONES[cell.kind], tensors)
+    return Cell(dtype, word, table.SYMBOLS[cell.kind], TONES[cell.kind], inner=tensors)
 
 
 def _tensor(row: Mapping[str, Any]) -> list[str]:
@@ -169,14 +123,14 @@ def _failures(rows: Sequence[Mapping[str, Any]], follow: int) -> Section:
             Cell("alpha", _number(row["alpha"])),
             Cell("residual", _number(row["residual"])),
         ]
-        lines.append(Line(f"{row['what']} {row['tensor']}", cells, row["reason"]))
+        lines.append(Row(f"{row['what']} {row['tensor']}", cells, row["reason"]))
     more = f"And {len(rows) - _MOST} more. " if len(rows) > _MOST else ""
     more += f"And {follow} that these explain: norms, parameters, sums of terms." if follow else ""
     return Section(
-        "What differs, or could not be judged",
-        "alpha is the factor that fits best, residual what it leaves. A small residual is a wrong scale.",
         ["tensor", "run", "verdict", "off by", "alpha", "residual"],
         lines,
+        "What differs, or could not be judged",
+        "alpha is the factor that fits best, residual what it leaves. A small residual is a wrong scale.",
         more,
     )
 
@@ -197,17 +151,11 @@ def _self_test(test: Mapping[str, Any]) -> Section:
             Cell("fitted", f"{fitted} ({row['tensor']}, {row['terms']})" if fitted else ""),
         ]
         pool = f" of {row['pool']}" if row["pool"] else ""
-        lines.append(Line(f"{row['mutation']}{pool}", cells, row["reason"]))
+        lines.append(Row(f"{row['mutation']}{pool}", cells, row["reason"]))
     return Section(
-        "Self-test",
-        f"Each number that a rank gives to a sum was broken in each way, one at a time, in the topology "
-        f"“{test['topology']}”. The ratio is that of a gradient which is nothing but that contribution.",
         ["broken", "at", "verdict", "predicted", "fitted"],
         lines,
+        "Self-test",
+        "Each number that a rank gives to a sum was broken in each way, one at a time, in the topology "
+        f"“{test['topology']}”. The ratio is that of a gradient which is nothing but that contribution.",
     )
-
-
-def _environment(facts: Mapping[str, Any]) -> str:
-    if not facts:
-        return "Where it ran is not in what this was made from."
-    return f"retape {facts['retape']}, torch {facts['torch']}, Python {facts['python']}, {facts['cpu']}"

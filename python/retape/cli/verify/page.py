@@ -1,14 +1,12 @@
-"""Results as one HTML page: nothing is loaded, no script runs, every name is escaped."""
+"""Results of `retape verify` as one HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 
-from retape import _artefact, _html
 from retape._html import Card
 from retape._text import format_seconds
+from retape.cli.page import TONES, Cell, Page, Row, Section, render, write
 from retape.cli.verify import table
 from retape.cli.verify.case import DIFFERENT, EQUAL, NOT_BUILT, VACUOUS, Result
 from retape.cli.verify.faults import CAUGHT, MISNAMED, MISSED, NOT_STRUCK, FaultVerdict
@@ -17,178 +15,109 @@ from retape.hazards.compare import Row as HazardRow
 from retape.hazards.hazard import addresses
 from retape.hazards.ways import WAYS
 
+__all__ = ["of_faults", "of_hazards", "of_results", "render", "write"]
+
 FAULT_TONES = {CAUGHT: "good", MISNAMED: "bad", MISSED: "bad", NOT_STRUCK: "loud"}
 FAULT_SYMBOLS = {CAUGHT: "✓", MISNAMED: "✗", MISSED: "✗", NOT_STRUCK: "○"}
-TONES = {EQUAL: "good", DIFFERENT: "bad", VACUOUS: "loud", NOT_BUILT: "quiet"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    label: str  # of its column, for narrow screens
-    word: str
-    symbol: str = ""
-    detail: str = ""
-    more: str = ""  # folded under the detail
-    tone: str = ""  # none: plain text
-    ours: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    title: str
-    cells: list[Cell]
-    story: str = ""
-    sources: list[tuple[str, str]] = field(default_factory=list)
-    details: str = ""
-    command: str = ""
-
-
-@dataclass(frozen=True)
-class Page:
-    title: str
-    lead: str
-    cards: list[Card]
-    headings: list[str]
-    rows: list[Row]
-    notes: list[str]
-    command: str
-    environment: str = ""
-
-
-def write(path: str, page: Page) -> None:
-    _html.write(path, render(page))
-
-
-def render(page: Page) -> str:
-    return _html.render(Path(__file__).with_name("page.html.j2"), page=page)
 
 
 def of_hazards(rows: Sequence[HazardRow]) -> Page:
     cards = []
-    for way, (label, _, _) in zip(WAYS[1:], hazard_table.summary(list(rows)), strict=True):
+    for way in WAYS[1:]:
         tones = [hazard_table.shown(row, way.key).tone for row in rows]
         wrong, stopped = tones.count("bad"), tones.count("loud")
-        text = "wrong without a word" + (f", {stopped} stopped with an error" if stopped else "")
-        tone = "bad" if wrong else "good"
-        cards.append(Card(label, f"{wrong} of {len(rows)}", text, tone))
+        text = "silently wrong" + (f", {stopped} stopped with an error" if stopped else "")
+        cards.append(Card(way.label, f"{wrong} of {len(rows)}", text, "bad" if wrong else "good"))
+    made = [_hazard_row(number, row) for number, row in enumerate(rows, 1)]
     return Page(
-        title="What a second call of your code does to gradients",
-        lead="Activation checkpointing forgets what forward computed and gets it back for backward. "
-        "torch.utils.checkpoint gets it back by calling your code again. Each row is a small model "
+        "What a second call of your code does to gradients",
+        "Activation checkpointing forgets what forward computed and restores it for backward. "
+        "torch.utils.checkpoint restores it by calling your code again. Each row is a small model "
         "that is right when its code runs once. Gradients, buffers, generators and outputs are "
         "compared with plain autograd's, bit for bit.",
-        cards=cards,
-        headings=["", *(way.label for way in WAYS)],
-        rows=[_hazard_row(number, row) for number, row in enumerate(rows, 1)],
+        cards,
+        [Section(["", *(way.label for way in WAYS)], made)],
         notes=[hazard_table.LEGEND, hazard_table.WHAT_THE_WAYS_ARE],
         command="retape verify --hazards --html hazards.html",
-        environment=_environment(),
     )
 
 
 def _hazard_row(number: int, row: HazardRow) -> Row:
     cells = []
     for way in WAYS:
-        shown = hazard_table.shown(row, way.key)
+        cell, ours = hazard_table.shown(row, way.key), way.key == "replay"
         cells.append(
-            Cell(
-                way.label,
-                shown.word,
-                shown.symbol,
-                shown.detail,
-                shown.error,
-                shown.tone,
-                way.key == "replay",
-            )
+            Cell(way.label, cell.word, cell.symbol, cell.tone, cell.detail, cell.error, ours)
         )
     hazard = row.hazard
     return Row(f"{number}. {hazard.title}", cells, hazard.story, addresses(hazard.sources))
 
 
 def of_results(results: Sequence[Result], named: Collection[str] = ()) -> Page:
-    counts = table.counts(results)
-    what = {
+    texts = {
         EQUAL: "every bit the same",
         DIFFERENT: "a bit is not the same",
         VACUOUS: "nothing was proved",
         NOT_BUILT: "could not run",
     }
-    cards = [
-        Card(kind, str(counts[kind]), text, TONES[kind] if counts[kind] else "quiet")
-        for kind, text in what.items()
-    ]
     headings = ["subject", "recomputed", "dtype", "verdict", "tensors", "replayed", "time"]
     return Page(
-        title="Plain against recomputed, bit for bit",
-        lead="Each row is a training step, run plain and recomputed from the same parameters, buffers "
+        "Plain against recomputed, bit for bit",
+        "Each row is a training step, run plain and recomputed from the same parameters, buffers "
         "and generators. Outputs, losses, gradients, buffers and generators are compared.",
-        cards=cards,
-        headings=headings,
-        rows=[_result_row(result, named) for result in results],
-        notes=[],
+        _counted([result.kind for result in results], texts, TONES),
+        [Section(headings, [_result_row(result, named) for result in results])],
         command=results[0].command if len(results) == 1 else "",
-        environment=_environment(),
     )
+
+
+def _counted(
+    kinds: Sequence[str], texts: Mapping[str, str], tones: Mapping[str, str], of: str = ""
+) -> list[Card]:
+    counts = {kind: kinds.count(kind) for kind in texts}
+    return [
+        Card(kind, f"{counts[kind]}{of}", text, tones[kind] if counts[kind] else "quiet")
+        for kind, text in texts.items()
+    ]
 
 
 def _result_row(result: Result, named: Collection[str]) -> Row:
     case, verdict = result.case, result.verdict
-    failed = result.is_failure(named)
-    symbol = table.SYMBOLS[result.kind]
     again = (verdict.ops_replayed or verdict.reruns) if verdict is not None else ""
     cells = [
         Cell("recomputed", case.how),
         Cell("dtype", case.dtype or ""),
-        Cell("verdict", result.kind, symbol, tone=TONES[result.kind]),
+        Cell("verdict", result.kind, table.SYMBOLS[result.kind], TONES[result.kind]),
         Cell("tensors", str(verdict.tensors_compared) if verdict is not None else ""),
         Cell("replayed", str(again)),
         Cell("time", format_seconds(result.seconds)),
     ]
-    return Row(
-        case.subject,
-        cells,
-        story=result.cause,
-        details=result.explanation if failed else "",
-        command=result.command if failed else "",
-    )
+    failed = {"details": result.explanation, "command": result.command}
+    return Row(case.subject, cells, result.cause, **(failed if result.is_failure(named) else {}))
 
 
 def of_faults(found: Sequence[FaultVerdict]) -> Page:
-    """What became of each fault: that a row with one is not equal is as it should be."""
-    kinds = [each.kind for each in found]
+    """The verdict on each fault. A row with a fault should not be equal."""
     texts = {
-        CAUGHT: "the first thing told",
-        MISNAMED: "found, and told as something else",
-        MISSED: "it struck, and nobody noticed",
+        CAUGHT: "reported first",
+        MISNAMED: "found, and reported as something else",
+        MISSED: "it struck, and nothing noticed",
         NOT_STRUCK: "nothing here does what it breaks",
     }
-    cards = []
-    for kind, text in texts.items():
-        tone = FAULT_TONES[kind] if kinds.count(kind) else "quiet"
-        cards.append(Card(kind, f"{kinds.count(kind)} of {len(found)}", text, tone))
     return Page(
-        title="Faults injected on purpose",
-        lead="A proof that cannot fail proves nothing. Each row breaks one thing inside Retape; wherever "
-        "that strikes, verify must notice, and tell it first and by its name.",
-        cards=cards,
-        headings=["fault", "verdict", "struck", "by"],
-        rows=[_fault_row(each) for each in found],
-        notes=[],
-        command="",
-        environment=_environment(),
+        "Faults injected on purpose",
+        "A proof that cannot fail proves nothing. Each row breaks one thing inside Retape; wherever "
+        "that strikes, verify must notice it, and report it first and by its name.",
+        _counted([each.kind for each in found], texts, FAULT_TONES, f" of {len(found)}"),
+        [Section(["fault", "verdict", "struck", "by"], [_fault_row(each) for each in found])],
     )
 
 
 def _fault_row(found: FaultVerdict) -> Row:
     cells = [
-        Cell("verdict", found.kind, FAULT_SYMBOLS[found.kind], tone=FAULT_TONES[found.kind]),
+        Cell("verdict", found.kind, FAULT_SYMBOLS[found.kind], FAULT_TONES[found.kind]),
         Cell("struck", str(found.hits)),
         Cell("by", found.by),
     ]
     command = "" if found.kind == CAUGHT else found.command
-    return Row(found.name, cells, story=found.text, details=found.cause, command=command)
-
-
-def _environment() -> str:
-    facts = _artefact.environment()
-    return f"retape {facts['retape']}, torch {facts['torch']}, Python {facts['python']}, {facts['cpu']}"
+    return Row(found.name, cells, found.text, details=found.cause, command=command)
