@@ -78,6 +78,9 @@ class Training {
   }
 
   void run() {
+    // Tensors throw where memory is short. oneDNN crashes where its own small allocations fail, so
+    // room for those is checked first.
+    at::empty({1 << 20}, at::kByte);
     auto& totals = report_.totals;
     while (totals.step < options_.steps) {
       step();

@@ -109,7 +109,7 @@ RULES: dict[str, Rule] = {
     ),
     "DepthPro": Rule(
         {"patch_size": 32, "intermediate_hook_ids": [1, 0], "scaled_images_ratios": [0.25, 0.5, 1]},
-        inputs=special.depth_pro_image,
+        inputs=special.noise(alone=True, pixel_values=(3, 128, 128)),
     ),
     "PromptDepthAnything": Rule(inputs=special.without("labels")),
     "ZoeDepth": Rule(inputs=special.without("labels")),
@@ -119,7 +119,9 @@ RULES: dict[str, Rule] = {
         Rule(TINY_BACKBONE),
     ),
     # Inputs of their own.
-    "AST": Rule({"max_length": 64}, inputs=special.spectrogram),
+    "AST": Rule(
+        {"max_length": 64}, inputs=special.noise(input_values=("max_length", "num_mel_bins"))
+    ),
     "LightGlue": Rule(keep="dim|hidden|channels", inputs=special.pair_of_images),
     "SuperGlue": Rule(keep="dim|hidden|channels", inputs=special.pair_of_images),
     "EfficientLoFTR": Rule(keep="hidden_size|head", inputs=special.pair_of_images),
@@ -130,9 +132,9 @@ RULES: dict[str, Rule] = {
         {"text_config": {"num_attention_heads": 2}, "speech_config": {"num_attention_heads": 2}},
         inputs=special.clvp_batch,
     ),
-    "Dac": Rule(inputs=special.mono, loss_per_sample=True),
-    "PeAudio": Rule(inputs=special.mono),
-    "VibeVoiceAcousticTokenizer": Rule(inputs=special.mono),
+    "Dac": Rule(inputs=special.noise(input_values=(1, 4000)), loss_per_sample=True),
+    "PeAudio": Rule(inputs=special.noise(input_values=(1, 4000))),
+    "VibeVoiceAcousticTokenizer": Rule(inputs=special.noise(input_values=(1, 4000))),
     # Convolutions whose widths follow from one another.
     "EfficientNet": Rule(keep="hidden_dim"),
     "TextNet": Rule(keep="channels|hidden_sizes"),
@@ -258,8 +260,12 @@ RULES: dict[str, Rule] = {
     "Qwen2Audio": Rule({"ignore_index": -100}, early=special.one_sound_each),
     "VideoLlama3": Rule(early=special.merge_sizes),
     "Exaone4_5_Vision": Rule({"window_size": 32}, inputs=special.patches_of_images),
-    "VibeVoiceAcousticTokenizerDecoder": Rule(inputs=special.sound_latents),
-    "VibeVoiceAcousticTokenizerEncoder": Rule(inputs=special.sound),
+    "VibeVoiceAcousticTokenizerDecoder": Rule(
+        inputs=special.noise(alone=True, hidden_states=("hidden_size", 4))
+    ),
+    "VibeVoiceAcousticTokenizerEncoder": Rule(
+        inputs=special.noise(alone=True, hidden_states=(1, 6400))
+    ),
     "LwDetrViT": Rule({"num_windows": 4}),
     "Qwen4ExpText": Rule(INDEXER),
     "Qwen4Exp": Rule({"text_config": INDEXER}),
@@ -289,8 +295,10 @@ RULES: dict[str, Rule] = {
     "Nemotron3_5TranscribeWordTimestamp": Rule(inputs=special.embedded_frames),
     "GraniteSpeech": Rule(keep="window", inputs=special.without("input_features_mask")),
     "GraniteSpeechPlus": Rule(keep="window", inputs=special.without("input_features_mask")),
-    "TimesFm": Rule(inputs=special.long_past),
-    "TimesFm2_5": Rule({"context_length": 128}, inputs=special.long_past),
+    "TimesFm": Rule(inputs=special.noise(alone=True, past_values=("context_length",))),
+    "TimesFm2_5": Rule(
+        {"context_length": 128}, inputs=special.noise(alone=True, past_values=("context_length",))
+    ),
     "Chameleon": Rule({"vocabulary_map": {"<image>": 120}}, early=special.without("pixel_values")),
     "Pix2Struct": Rule(inputs=special.flattened),
     "Kosmos2_5": Rule({"latent_query_num": 8}, inputs=special.kosmos2_5_batch),
@@ -347,8 +355,10 @@ RULES: dict[str, Rule] = {
         early=special.without("pixel_values", "image_sizes"),
     ),
     "KyutaiSpeechToText": Rule(inputs=special.text_beside_codes),
-    "MimiDecoder": Rule(inputs=special.codec_latents),
-    "PocketTTSAudioTokenizerDecoder": Rule(inputs=special.codec_latents),
+    "MimiDecoder": Rule(inputs=special.noise(alone=True, latents=("hidden_size", 8))),
+    "PocketTTSAudioTokenizerDecoder": Rule(
+        inputs=special.noise(alone=True, latents=("hidden_size", 8))
+    ),
     "Pop2Piano": Rule(inputs=special.embedded_sound),
     "SegGpt": Rule(
         {"image_size": [64, 32], "intermediate_hidden_state_indices": [0, 1], "merge_index": 0},

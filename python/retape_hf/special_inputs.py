@@ -14,6 +14,20 @@ def without(*names: str) -> Callable[[Any, Batch], Batch]:
     return lambda model, batch: {k: v for k, v in batch.items() if k not in names}
 
 
+def noise(alone: bool = False, **shapes: tuple[int | str, ...]) -> Callable[[Any, Batch], Batch]:
+    """Random inputs of these shapes per sample; a name stands for an attribute of the config. alone:
+    without the rest of the batch."""
+
+    def make(model: Any, batch: Batch) -> Batch:
+        made = {}
+        for name, shape in shapes.items():
+            sizes = (getattr(model.config, d) if isinstance(d, str) else d for d in shape)
+            made[name] = torch.randn(BATCH, *sizes)
+        return made if alone else {**batch, **made}
+
+    return make
+
+
 def series(model: Any, batch: Batch) -> Batch:
     """Of the forecasting models: a past, and the future to be guessed."""
     config = model.config
@@ -51,10 +65,6 @@ def pair_of_images(model: Any, batch: Batch) -> Batch:
 def qformer(model: Any, batch: Batch) -> Batch:
     ids = words(model)
     return {**batch, "qformer_input_ids": ids, "qformer_attention_mask": torch.ones_like(ids)}
-
-
-def mono(model: Any, batch: Batch) -> Batch:
-    return {**batch, "input_values": torch.randn(BATCH, 1, 4000)}
 
 
 def global_attention(model: Any, batch: Batch) -> Batch:
@@ -108,11 +118,6 @@ def shapes_of_words(model: Any, batch: Batch) -> Batch:
 def axial_length(model: Any, batch: Batch) -> Batch:
     ids = words(model, 16)  # exactly the product of its axes
     return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def spectrogram(model: Any, batch: Batch) -> Batch:
-    config = model.config
-    return {**batch, "input_values": torch.randn(BATCH, config.max_length, config.num_mel_bins)}
 
 
 def decoder_words(model: Any, batch: Batch) -> Batch:
@@ -181,10 +186,6 @@ def channels_of_codes(model: Any, batch: Batch) -> Batch:
     return {**batch, "decoder_input_ids": ids, "labels": ids.transpose(1, 2).reshape(-1, LENGTH)}
 
 
-def long_past(model: Any, batch: Batch) -> Batch:
-    return {"past_values": torch.randn(BATCH, model.config.context_length)}
-
-
 def pi0_batch(model: Any, batch: Batch) -> Batch:
     config, vision = model.config, model.config.vlm_config.vision_config
     images = torch.full(
@@ -236,10 +237,6 @@ def codes(model: Any, batch: Batch) -> Batch:
     ids = torch.randint(0, decoder.vocab_size - 1, (BATCH * decoder.num_codebooks, LENGTH))
     labels = torch.randint(0, decoder.vocab_size - 1, (BATCH, LENGTH, decoder.num_codebooks))
     return {**batch, "decoder_input_ids": ids, "labels": labels}
-
-
-def codec_latents(model: Any, batch: Batch) -> Batch:
-    return {"latents": torch.randn(BATCH, model.config.hidden_size, 8)}
 
 
 def embedded_sound(model: Any, batch: Batch) -> Batch:
@@ -325,10 +322,6 @@ def spoken_text(model: Any, batch: Batch) -> Batch:
     }
 
 
-def depth_pro_image(model: Any, batch: Batch) -> Batch:
-    return {"pixel_values": torch.randn(BATCH, 3, 128, 128)}
-
-
 def patches_of_two_frames(model: Any, batch: Batch) -> Batch:
     patch = lookup(model.config, "patch_size")
     return {**batch, "pixel_values": torch.randn(BATCH * 16, 2 * 3 * patch**2)}
@@ -351,14 +344,6 @@ def wide_frames(model: Any, batch: Batch) -> Batch:
     width = model.encoder.input_linear.in_features
     features = torch.randn(BATCH, 16, width)
     return {**batch, "input_features": features, "attention_mask": torch.ones(BATCH, 16).long()}
-
-
-def sound(model: Any, batch: Batch) -> Batch:
-    return {"hidden_states": torch.randn(BATCH, 1, 6400)}
-
-
-def sound_latents(model: Any, batch: Batch) -> Batch:
-    return {"hidden_states": torch.randn(BATCH, model.config.hidden_size, 4)}
 
 
 def decoded_labels(model: Any, batch: Batch) -> Batch:

@@ -160,7 +160,7 @@ def test_hazards_end_well_and_show_both_sides(capsys):
     code, result = verify("--hazards")
     assert code == 0
     out = capsys.readouterr().out
-    assert "wrong without a word" in out
+    assert "silently wrong" in out
     assert "OpenTau#202" in out
     rows = {row["name"]: row for row in result["rows"]}
     assert rows["cache_changed"]["cells"]["torch"]["outcome"] == "different"

@@ -28,7 +28,8 @@ struct Header {
 inline Header read_header(const std::string& text) {
   try {
     Header header;
-    for (const auto& [name, value] : nlohmann::json::parse(text).items()) {
+    const auto json = nlohmann::json::parse(text);  // outlives the items
+    for (const auto& [name, value] : json.items()) {
       if (name == "__metadata__") {
         header.metadata = value.get<Metadata>();
         continue;

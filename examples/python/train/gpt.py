@@ -1,4 +1,9 @@
-"""A small GPT: pre-norm, attention written out, dropout on. It knows nothing of Retape."""
+"""A small GPT: pre-norm, attention written out, dropout on. It knows nothing of Retape.
+
+A size has the attributes layers, width, heads, context and dropout.
+"""
+
+from argparse import Namespace
 
 import torch
 from torch import Tensor, nn
@@ -6,13 +11,12 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, context: int, dropout: float) -> None:
+    def __init__(self, size: Namespace) -> None:
         super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        future = torch.ones(context, context, dtype=torch.bool).triu(1)
+        self.heads, self.dropout = size.heads, size.dropout
+        self.qkv = nn.Linear(size.width, 3 * size.width)
+        self.out = nn.Linear(size.width, size.width)
+        future = torch.ones(size.context, size.context, dtype=torch.bool).triu(1)
         self.register_buffer("future", future, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,14 +33,14 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, context: int, dropout: float) -> None:
+    def __init__(self, size: Namespace) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, context, dropout)
-        self.norm2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-        self.dropout = dropout
+        self.norm1 = nn.LayerNorm(size.width)
+        self.attention = Attention(size)
+        self.norm2 = nn.LayerNorm(size.width)
+        self.up = nn.Linear(size.width, 4 * size.width)
+        self.down = nn.Linear(4 * size.width, size.width)
+        self.dropout = size.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -47,15 +51,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Next-character loss of a batch of ids, one column longer than the context."""
 
-    def __init__(
-        self, vocabulary: int, layers: int, width: int, heads: int, context: int, dropout: float
-    ) -> None:
+    def __init__(self, vocabulary: int, size: Namespace) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(torch.zeros(context, width))
-        self.blocks = nn.ModuleList(Block(width, heads, context, dropout) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.tokens = nn.Embedding(vocabulary, size.width)
+        self.positions = nn.Parameter(torch.zeros(size.context, size.width))
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)

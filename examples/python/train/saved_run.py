@@ -56,9 +56,9 @@ class SavedRun:
             for key, state in optimizer.state[parameter].items():
                 self._tensors[f"adamw.{key}.{name}"] = state
 
-    def save(self, step: int, alphabet: bytes, **more: str) -> None:
+    def save(self, step: int, alphabet: bytes, about: dict[str, str]) -> None:
         """At every moment the file, also on disk, is the old save or the new one."""
-        metadata = {**self._settings, **more, "format": FORMAT, "step": str(step)}
+        metadata = {**self._settings, **about, "format": FORMAT, "step": str(step)}
         tensors = {
             **self._tensors,
             "generator": torch.get_rng_state(),

@@ -48,9 +48,7 @@ class Training:
     def _make_model(self) -> None:
         args = self.args
         torch.manual_seed(args.seed)
-        self.model = GPT(
-            len(self.text.alphabet), args.layers, args.width, args.heads, args.context, args.dropout
-        )
+        self.model = GPT(len(self.text.alphabet), args)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.optimizer = make_optimizer(self.model, args.lr)
         # Policy, steps and limits do not change a bit: they may differ when a run is resumed.
@@ -94,12 +92,12 @@ class Training:
     def _save_if_due(self) -> None:
         args = self.args
         if self.step == args.steps or (args.save_every and self.step % args.save_every == 0):
-            position = str(self.step * args.batch)  # windows of the text drawn so far
-            version = torch.__version__.split("+")[0]
-            alphabet = self.text.alphabet
-            self.saved.save(
-                self.step, alphabet, position=position, policy=args.policy, torch=version
-            )
+            about = {
+                "position": str(self.step * args.batch),  # windows of the text drawn so far
+                "policy": args.policy,
+                "torch": torch.__version__.split("+")[0],
+            }
+            self.saved.save(self.step, self.text.alphabet, about)
             self.saved_step = self.step
 
     def _note(self, text: str) -> None:

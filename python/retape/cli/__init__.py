@@ -118,8 +118,22 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
+        self.refuse(self._explain(message))
+
+    def refuse(self, text: str) -> NoReturn:
+        """Like `error`, for a text that needs no explanation."""
         self.print_usage(sys.stderr)
-        self.exit(Exit.USAGE, f"[{self.prog}] {self._explain(message)}\n")
+        self.exit(Exit.USAGE, f"[{self.prog}] {text}\n")
+
+    def check_writable(self, *paths: str | None) -> None:
+        """Fails now, not after minutes of work."""
+        from retape import _artefact
+
+        for path in filter(None, paths):
+            try:
+                _artefact.prepare(path)
+            except OSError as error:
+                self.error(f"cannot write {path} ({error.strerror})")
 
     def _explain(self, message: str) -> str:
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
@@ -278,7 +292,7 @@ def _unexpected(what: str, error: Exception) -> int:
         sys.stderr.write(f"[{what}] {told_by_a_verb(error)}\n")
         return int(Exit.USAGE)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        sys.stderr.write(f"[{what}] cannot write what it has to tell ({error.strerror})\n")
+        sys.stderr.write(f"[{what}] cannot write output: {error.strerror}\n")
         return int(Exit.USAGE)
     debug = os.environ.get("RETAPE_DEBUG") == "1"
     if debug:

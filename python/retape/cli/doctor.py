@@ -244,32 +244,26 @@ def _ndebug() -> Check:
 def checks(broken: str = "") -> list[Check]:
     """`broken`: why Retape cannot be imported. What needs it is not tried then, nor what needs torch if
     that is the reason."""
-    no_torch = why_not("torch") if broken else ""
-    needs_torch: dict[str, Callable[[], Check]] = {
-        "C++ ABI": _cxx11_abi,
-        "NDEBUG": _ndebug,
-        "gloo": gloo,
-    }
-    needs_retape: dict[str, Callable[[], Check]] = {"hooks": hooks, "replay": replay}
-    made: dict[str, Callable[[], Check]] = {
-        "import": lambda: imports(broken),
-        "versions": _versions_on_disk if broken else _versions_that_run,
-        "CMake package": cmake_package,
-        **{
-            name: _not_tried(name, "torch") if no_torch else make
-            for name, make in needs_torch.items()
-        },
-        **{
-            name: _not_tried(name, "Retape") if broken else make
-            for name, make in needs_retape.items()
-        },
-    }
-    return [_tried(name, make) for name, make in made.items()]
+    missing = {"Retape": bool(broken), "torch": bool(broken and why_not("torch"))}
+    made: list[tuple[str, str, Callable[[], Check]]] = [  # name, what it needs, and the check
+        ("import", "", lambda: imports(broken)),
+        ("versions", "", _versions_on_disk if broken else _versions_that_run),
+        ("CMake package", "", cmake_package),
+        ("C++ ABI", "torch", _cxx11_abi),
+        ("NDEBUG", "torch", _ndebug),
+        ("gloo", "torch", gloo),
+        ("hooks", "Retape", hooks),
+        ("replay", "Retape", replay),
+    ]
+    return [
+        _not_tried(name, needed) if missing.get(needed) else _tried(name, make)
+        for name, needed, make in made
+    ]
 
 
-def _not_tried(name: str, what: str) -> Callable[[], Check]:
+def _not_tried(name: str, what: str) -> Check:
     text = f"not tried: {what} cannot be imported"
-    return lambda: Check(name, text, Exit.USAGE, "what import says")
+    return Check(name, text, Exit.USAGE, "what import says")
 
 
 def _tried(name: str, make: Callable[[], Check]) -> Check:

@@ -62,7 +62,7 @@ def _shown_error(row: Row, key: str, cell: Cell) -> Shown:
 
 
 LEGEND = (
-    "✓ the bits of plain autograd, or its error. ! stops with an error. ✗ wrong, and nobody was told; "
+    "✓ the bits of plain autograd, or its error. ! stops with an error. ✗ silently wrong; "
     "off by: largest difference over largest gradient."
 )
 WHAT_THE_WAYS_ARE = (
@@ -79,7 +79,7 @@ def summary(rows: list[Row]) -> list[tuple[str, str, str]]:
         tones = Counter(shown(row, way.key).tone for row in rows)
         parts = [f"{tones['good']} right"] if tones["good"] else []
         parts += [f"{tones['loud']} stopped with an error"] if tones["loud"] else []
-        parts += [f"{tones['bad']} wrong without a word"]
+        parts += [f"{tones['bad']} silently wrong"]
         tone = "bad" if tones["bad"] else "loud" if tones["loud"] else "good"
         lines.append((way.label, f"{', '.join(parts)}, of {len(rows)}", tone))
     return lines

@@ -43,12 +43,16 @@ class NotBuilt(RuntimeError):
         self.name, self.reason = name, reason
 
 
+Made = tuple[Any, Any, dict[str, Any]]
+Make = Callable[[torch.dtype | None, int], Made]
+
+
 @dataclass(frozen=True)
 class Subject:
     """`make(dtype, seed)` gives what `retape.verify` takes, its inputs, and options for it."""
 
     name: str
-    make: Callable[[torch.dtype | None, int], tuple[Any, Any, dict[str, Any]]]
+    make: Make
     is_users: bool = field(default=False)  # its code is run
 
 
@@ -100,17 +104,37 @@ def names_of(kind: str) -> list[str]:
 def _demo(name: str, rest: str) -> Subject:
     from retape.subjects import demo
 
-    factory = demo.DEMOS.get(rest)
-    if factory is None:
-        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, demos())}")
+    return _named(name, {f"demo:{each}": _seeded(made) for each, made in demo.DEMOS.items()})
 
-    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+
+def _fault(name: str, rest: str) -> Subject:
+    from retape.subjects import faults
+
+    programs = faults.PROGRAMS.items()
+    made = {f"fault:{each}": _seeded(lambda _, p=program: p.build()) for each, program in programs}
+    return _named(name, made)
+
+
+def _cpp(name: str, rest: str) -> Subject:
+    from retape.subjects import cpp
+
+    return _named(name, {f"cpp:{each}": cpp.maker(build) for each, build in cpp.MODELS.items()})
+
+
+def _named(name: str, known: Mapping[str, Make]) -> Subject:
+    if name not in known:
+        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, list(known))}")
+    return Subject(name, known[name])
+
+
+def _seeded(build: Callable[[int], tuple[Any, Any]]) -> Make:
+    def make(dtype: torch.dtype | None, seed: int) -> Made:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model, inputs = factory(seed)
+            model, inputs = build(seed)
         return model, inputs, {"dtype": dtype}
 
-    return Subject(name, make)
+    return make
 
 
 def _plugged(name: str, kind: str, rest: str) -> Subject:
@@ -208,41 +232,6 @@ def cpp_names() -> list[str]:
     from retape.subjects import cpp
 
     return [f"cpp:{name}" for name in cpp.MODELS]
-
-
-def _cpp(name: str, rest: str) -> Subject:
-    from retape.subjects import cpp
-
-    build = cpp.MODELS.get(rest)
-    if build is None:
-        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, cpp_names())}")
-
-    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
-        def seeded() -> Any:
-            torch.manual_seed(seed)
-            return build(dtype or torch.float32)
-
-        return seeded, None, {"loss": cpp.losses}
-
-    return Subject(name, make)
-
-
-def _fault(name: str, rest: str) -> Subject:
-    from retape.subjects import faults
-
-    program = faults.PROGRAMS.get(rest)
-    if program is None:
-        raise UsageError(
-            f"[verify] no such subject: {name!r}.{_offer(rest, list(faults.PROGRAMS), 'fault:')}"
-        )
-
-    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model, inputs = program.build()
-        return model, inputs, {"dtype": dtype}
-
-    return Subject(name, make)
 
 
 KINDS: dict[str, Callable[[str, str], Subject]] = {

@@ -1,4 +1,4 @@
-"""A bar for work whose amount becomes known on the way: a self-test has as many runs as there is to break."""
+"""A progress bar for work whose total becomes known while it runs: a self-test adds runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def bar(console: Console, shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Gives a function that takes done, total and what. Where nobody watches, there is no bar."""
+    """Yields a function that takes done, total and what. No bar unless the console is a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 

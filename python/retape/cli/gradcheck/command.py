@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from retape import _artefact
 from retape._C import UsageError
-from retape._text import Exit, printable
+from retape._text import Exit, printable, told_by_a_verb
 from retape.cli.gradcheck import factory, launch, table
 from retape.cli.gradcheck.bar import bar
 from retape.cli.gradcheck.launch import Ended
@@ -74,28 +72,19 @@ def _check(args: argparse.Namespace) -> None:
     try:
         factory.check_name(args.factory)
     except UsageError as error:
-        _usage(args, str(error).removeprefix("[gradcheck] "))
+        args.parser.refuse(told_by_a_verb(error))
     if args.ranks < 1:
         args.parser.error(f"--ranks {args.ranks}: expected at least 1")
     if args.timeout <= 0:
         args.parser.error(f"--timeout {args.timeout:g}: expected more than 0")
-    if args.html is not None:
-        try:
-            _artefact.prepare(args.html)
-        except OSError as error:
-            args.parser.error(f"cannot write {args.html} ({error.strerror})")
-
-
-def _usage(args: argparse.Namespace, text: str) -> NoReturn:
-    args.parser.print_usage(sys.stderr)
-    args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {text}\n")
+    args.parser.check_writable(args.html)
 
 
 def _failed(
     args: argparse.Namespace, ended: Ended, console: Console
 ) -> tuple[Exit, dict[str, Any]]:
     if all(error.usage for error in ended.errors):
-        _usage(args, re.sub(r"^\[\w+\] ", "", ended.errors[0].text))
+        args.parser.refuse(re.sub(r"^\[\w+\] ", "", ended.errors[0].text))
     print_errors(ended.errors, console)
     if ended.output and not args.show_output:
         console.print(f"The last lines of {_who(ended.errors[:1])}:", markup=False)

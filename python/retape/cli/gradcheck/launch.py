@@ -1,11 +1,11 @@
 """Ranks of `retape gradcheck`, started on this machine by torchrun.
 
-What ranks and torchrun tell is JSON in a folder that only the user can read; nothing is pickled. torchrun
+Ranks and torchrun report JSON in a folder that only the user can read; nothing is pickled. torchrun
 serves the store in which ranks meet, and it and Gloo listen on loopback alone.
 
-torchrun ends all ranks when one fails. A rank that has told what it raised has not failed in that sense: the
-others have some time to tell what they raise, which may be why. So only a rank that is gone without a word
-is torchrun's matter, and one that is stopped, or left with exit code 0, is found here.
+torchrun ends all ranks when one fails. A rank that has reported what it raised has not failed in that sense: the
+others have some time to report what they raise, which may be the cause. So torchrun handles only a rank that
+is gone without a report. A rank that is stopped, or left with exit code 0, is found here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ended:
 
     told: dict[str, Any] | None  # the first rank's report and its text
     errors: list[RankError]
-    output: str  # last lines of who has not told why it ended: a rank, or torchrun
+    output: str  # last lines of the rank, or of torchrun, that ended without a report
 
 
 def run(
@@ -86,7 +86,7 @@ def _start(folder: Path, ranks: int, show: bool) -> Process:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr if show else log,
             stderr=sys.stderr if show else log,
-            start_new_session=True,  # Ctrl-C is ours, who end it
+            start_new_session=True,  # Ctrl-C reaches this process only, which ends it
         )
 
 
@@ -105,7 +105,7 @@ def _wait(
         if not running:
             return
         failed = any(folder.glob("error.*.json")) or any(
-            _is_gone_without_a_word(folder, rank) for rank in range(ranks)
+            _is_gone_without_a_report(folder, rank) for rank in range(ranks)
         )
         if math.isinf(until) and failed:
             until = time.monotonic() + _GRACE
@@ -125,7 +125,7 @@ def _end(process: Process) -> None:
 
 
 def _silent(process: Process, folder: Path, ranks: int) -> list[RankError]:
-    """Ranks that ended without a word, and those that are stopped while others have failed: what other
+    """Ranks that ended without a report, and those that are stopped while others have failed: what other
     ranks raise follows from them."""
     code = process.poll()
     codes = messages.read_exit_codes(folder)
@@ -134,7 +134,7 @@ def _silent(process: Process, folder: Path, ranks: int) -> list[RankError]:
     first = next(iter(codes), None)
     errors = []
     for rank in range(ranks):
-        gone = code is not None or _is_gone_without_a_word(folder, rank)
+        gone = code is not None or _is_gone_without_a_report(folder, rank)
         if gone and _ended_by_itself(folder, rank, first, codes.get(rank, 0)):
             how = _how(codes.get(rank, 0))
             errors.append(RankError(rank, "", f"ended {how}, without an exception"))
@@ -144,7 +144,7 @@ def _silent(process: Process, folder: Path, ranks: int) -> list[RankError]:
     return sorted(errors, key=lambda error: error.rank != first)
 
 
-def _is_gone_without_a_word(folder: Path, rank: int) -> bool:
+def _is_gone_without_a_report(folder: Path, rank: int) -> bool:
     process = messages.process_of(folder, rank)
     if process is None:
         return False  # not there yet
@@ -156,8 +156,8 @@ def _is_gone_without_a_word(folder: Path, rank: int) -> bool:
 
 
 def _ended_by_itself(folder: Path, rank: int, first: int | None, code: int) -> bool:
-    """Without a word, and not because torchrun ended it by SIGTERM after the `first` that failed. One that
-    was told to end has a mark, unless it was only starting."""
+    """Without a report, and not because torchrun ended it by SIGTERM after the `first` that failed. A rank
+    that received SIGTERM has a mark, unless it was only starting."""
     if messages.has_spoken(folder, rank):
         return False
     told_to = code == -signal.SIGTERM or messages.was_told_to_end(folder, rank)
@@ -169,7 +169,7 @@ def _how(code: int) -> str:
 
 
 def _is_stopped(folder: Path, rank: int) -> bool:
-    """Where there is no /proc, nobody knows."""
+    """False where there is no /proc."""
     try:
         stat = Path(f"/proc/{messages.process_of(folder, rank)}/stat").read_text(encoding="utf-8")
     except OSError:

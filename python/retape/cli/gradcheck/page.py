@@ -27,7 +27,7 @@ def of_report(
     command: str,
     facts: Mapping[str, Any] | None = None,
 ) -> Page:
-    """`ranks`: none where nobody knows. `facts`: of the machine; this one's, unless given."""
+    """`ranks`: None if unknown. `facts`: of the machine; this one's, unless given."""
     rows = report["rows"]
     sections = [_runs(rows)]
     failures = [row for row in rows if row["kind"] != EQUAL and not row["follows"]]

@@ -35,7 +35,7 @@ def main(folder: Path, parent: int) -> None:
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         messages.write_error(folder, _told(rank, error))
-        leave()  # with 0: torchrun would end the others, who may be about to tell why
+        leave()  # with 0: else torchrun ends the others, which may be about to report the cause
     messages.write_done(folder, rank)
     leave()
 

@@ -58,7 +58,7 @@ def run(
 
 def _prepare(threads: int) -> None:
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this
 
 
 def _tell(finished: Callable[[Case], None], row: Case, future: Future[Result]) -> None:

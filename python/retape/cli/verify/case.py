@@ -96,7 +96,7 @@ class Result:
         return " ".join([self.case.command, *self.apart])
 
     def is_failure(self, named: Collection[str]) -> bool:
-        """Not built is one of a subject that somebody named: --all-hf asks for whatever there is."""
+        """A subject that was not built fails only if it was named: --all-hf asks for every one."""
         if self.kind == NOT_BUILT:
             return self.case.subject in named
         return self.kind != EQUAL
@@ -149,8 +149,8 @@ def finding_line(finding: _C.Finding) -> str:
 def run(
     case: Case, one_of_many: bool = False, before_recompute: Callable[[], None] | None = None
 ) -> Result:
-    """Whatever keeps the plain step from running is the reason why it was not built. UsageError passes
-    through, unless it is one of many cases, which nobody named."""
+    """Whatever keeps the plain step from running is the reason why it was not built. UsageError is raised,
+    unless this is one of many cases that were not named."""
     started = time.perf_counter()
     fault = injected(case.fault)
     try:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import retape
-from retape import _artefact, _tolerance
+from retape import _tolerance
 from retape._progress import progress
 from retape._text import Exit, offer, told_by_a_verb
 from retape.cli.verify import apart, faults, junit, table
@@ -24,6 +24,8 @@ from retape.subjects import find
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from retape.cli.page import Page
 
 POLICIES = ("full", "cheap", "none")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -50,25 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="models that a second call gets wrong: torch.utils.checkpoint and Retape side by side",
     )
-    parser.add_argument(
-        "--policy",
-        action="append",
-        metavar="NAME",
-        help=f"what is recomputed: {', '.join(POLICIES)}; repeat for a row each (full)",
-    )
-    parser.add_argument(
-        "--dtype",
-        action="append",
-        metavar="DTYPE",
-        help=f"{', '.join(DTYPES)}; repeat for a row each (what the subject makes)",
-    )
-    parser.add_argument(
-        "--layers",
-        action="append",
-        metavar="NAME",
-        default=[],
-        help='regions around layers, "auto" or names with *; repeat for more (one scope around all)',
-    )
+
+    def many(option: str, metavar: str, text: str, **more: Any) -> None:
+        text = f"{text}; repeat for more"
+        parser.add_argument(option, action="append", metavar=metavar, help=text, **more)
+
+    many("--policy", "NAME", f"what is recomputed: {', '.join(POLICIES)} (full)", choices=POLICIES)
+    many("--dtype", "DTYPE", f"{', '.join(DTYPES)} (what the subject makes)", choices=DTYPES)
+    layers = 'regions around layers, "auto" or names with * (one scope around all)'
+    many("--layers", "NAME", layers, default=[])
     parser.add_argument(
         "--method", choices=("replay", "rerun"), help="rerun calls functions again (replay)"
     )
@@ -78,27 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also each order of losses, backward twice, two forwards then one backward",
     )
-    parser.add_argument(
-        "--may-be-dead",
-        action="append",
-        metavar="NAME",
-        default=[],
-        help='a parameter that rightly gets no gradient, or zeros; "head.*": all that begin so; repeat for more',
-    )
-    parser.add_argument(
-        "--region",
-        action="append",
-        metavar="NAME",
-        default=[],
-        help="must have run and been recomputed; repeat for more",
-    )
-    parser.add_argument(
-        "--tolerance",
-        action="append",
-        metavar="DTYPE=RTOL,ATOL",
-        default=[],
-        help="float32=1e-5,1e-8; repeat for another dtype (bit for bit)",
-    )
+    dead = 'a parameter that gets no gradient, or zeros; "head.*": every name with that prefix'
+    many("--may-be-dead", "NAME", dead, default=[])
+    many("--region", "NAME", "must have run and been recomputed", default=[])
+    many("--tolerance", "DTYPE=RTOL,ATOL", "float32=1e-5,1e-8 (bit for bit)", default=[])
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and noise (0)")
     parser.add_argument(
         "--inject",
@@ -120,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=float,
         metavar="SECONDS",
-        help=f"for each row, in a process of its own: --jobs 1 unless it says more ({TIME_LIMIT:g})",
+        help=f"for each row, in a process of its own; implies --jobs 1 ({TIME_LIMIT:g})",
     )
 
 
@@ -137,14 +112,10 @@ def run(args: argparse.Namespace, console: Console) -> Outcome:
             return _faults(args, rows, console)
         return _verify(args, rows, console)
     except retape.UsageError as error:
-        _usage(args, told_by_a_verb(error))
+        args.parser.refuse(told_by_a_verb(error))
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
-        for value in getattr(args, name) or ():
-            if value not in known:
-                _refuse(args, f"--{name}", value, known)
     _tolerance.parsed(args.tolerance)
     if args.steps < 1:
         args.parser.error(f"--steps {args.steps}: expected at least 1")
@@ -153,30 +124,28 @@ def _check(args: argparse.Namespace) -> None:
     if args.time_limit is not None and not args.time_limit > 0:
         args.parser.error(f"--time-limit {args.time_limit:g}: expected more than 0")
     if args.time_limit is not None and args.jobs == 0:
-        _usage(args, "--time-limit with --jobs 0: only a process can be ended. Fix: leave one out.")
+        args.parser.refuse(
+            "--time-limit with --jobs 0: only a process can be ended. Fix: leave one out."
+        )
     if args.inject is not None and (args.jobs or args.time_limit is not None):
         given = "--jobs" if args.jobs else "--time-limit"
-        _usage(
-            args, f"{given} with --inject, which counts hits in this process. Fix: leave one out."
+        args.parser.refuse(
+            f"{given} with --inject, which counts hits in this process. Fix: leave one out."
         )
     if args.method == "rerun" and args.policy:
-        _usage(args, "--policy with --method rerun, which keeps nothing. Fix: leave one out.")
+        args.parser.refuse("--policy with --method rerun, which keeps nothing. Fix: leave one out.")
     if args.inject not in (None, "list", "all"):
         names = faults.names()
         if args.inject not in names:
-            _refuse(args, "--inject", args.inject, [*names, "list", "all"])
+            offered = offer(args.inject, [*names, "list", "all"])
+            args.parser.refuse(f"no such value for --inject: {args.inject!r}. {offered}")
     if args.hazards:
         _refuse_given(args, "--hazards has its own models and ways", HAZARDS_TAKE_NO)
     if args.inject is not None and not args.subjects and not args.all_hf:
         _refuse_given(
             args, "--inject without a subject has its own models and ways", FAULTS_TAKE_NO
         )
-    for path in (args.junit, args.html):
-        if path is not None:
-            try:
-                _artefact.prepare(path)
-            except OSError as error:
-                args.parser.error(f"cannot write {path} ({error.strerror})")
+    args.parser.check_writable(args.junit, args.html)
 
 
 def _refuse_given(args: argparse.Namespace, because: str, options: Sequence[str]) -> None:
@@ -186,16 +155,18 @@ def _refuse_given(args: argparse.Namespace, because: str, options: Sequence[str]
         shown = [
             "subjects" if name == "subjects" else "--" + name.replace("_", "-") for name in given
         ]
-        _usage(args, f"{because}. Fix: leave out {', '.join(shown)}.")
+        args.parser.refuse(f"{because}. Fix: leave out {', '.join(shown)}.")
 
 
-def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
-    _usage(args, f"no such value for {option}: {value!r}. {offer(value, known)}")
+def _write_reports(
+    args: argparse.Namespace, test_cases: list[junit.TestCase], of: Callable[[ModuleType], Page]
+) -> None:
+    if args.junit:
+        junit.write(args.junit, test_cases)
+    if args.html:
+        from retape.cli.verify import page
 
-
-def _usage(args: argparse.Namespace, text: str) -> NoReturn:
-    args.parser.print_usage(sys.stderr)
-    args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {text}\n")
+        page.write(args.html, of(page))
 
 
 def _subjects(args: argparse.Namespace, console: Console) -> list[str]:
@@ -267,12 +238,8 @@ def _verify(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
         results = _run_all(rows, console, one_of_many=args.all_hf)
     named = args.subjects if args.all_hf else [row.subject for row in rows]
     table.print_results(results, console, named)
-    if args.junit:
-        junit.write(args.junit, [_test_case(result, named) for result in results])
-    if args.html:
-        from retape.cli.verify import page
-
-        page.write(args.html, page.of_results(results, named))
+    test_cases = [_test_case(result, named) for result in results]
+    _write_reports(args, test_cases, lambda page: page.of_results(results, named))
     return exit_code(results, named), {
         "counts": table.counts(results),
         "seconds": round(time.perf_counter() - started, 1),
@@ -331,12 +298,7 @@ def _faults(args: argparse.Namespace, rows: list[Case], console: Console) -> Out
     results = _run_all(rows, console)
     found = faults.verdicts(results)
     faults.print_verdicts(found, console)
-    if args.junit:
-        junit.write(args.junit, [each.test_case() for each in found])
-    if args.html:
-        from retape.cli.verify import page
-
-        page.write(args.html, page.of_faults(found))
+    _write_reports(args, [each.test_case() for each in found], lambda page: page.of_faults(found))
     return faults.exit_code(found), {
         "faults": [each.to_dict() for each in found],
         "rows": [result.to_dict() for result in results],
@@ -368,10 +330,6 @@ def _hazards(args: argparse.Namespace, console: Console) -> Outcome:
     finally:
         torch.set_num_threads(threads)
     hazard_table.print_table(rows, console)
-    if args.junit:
-        junit.write(args.junit, [hazard_table.test_case(row) for row in rows])
-    if args.html:
-        from retape.cli.verify import page
-
-        page.write(args.html, page.of_hazards(rows))
+    test_cases = [hazard_table.test_case(row) for row in rows]
+    _write_reports(args, test_cases, lambda page: page.of_hazards(rows))
     return hazard_table.exit_code(rows), {"rows": [row.to_dict() for row in rows]}
