@@ -5,9 +5,9 @@
 #include "options.h"
 #include "progress.h"
 
-#include <nlohmann/json.hpp>
 #include <retape/api.h>
 #include <torch/version.h>
+#include <nlohmann/json.hpp>
 
 #include <fstream>
 #include <iostream>

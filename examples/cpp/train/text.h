@@ -48,8 +48,8 @@ inline std::string tiny_corpus() {
     const auto word = [&](int i) { return made_up_word(mix(5 * line + i)); };
     auto first = word(0);
     first[0] = static_cast<char>(first[0] - 'a' + 'A');
-    text += first + " " + word(1) + " " + word(2) + ", " +
-        std::to_string(mix(5 * line + 4) % 100) + " " + word(3) + ".\n";
+    text += first + " " + word(1) + " " + word(2) + ", " + std::to_string(mix(5 * line + 4) % 100) +
+        " " + word(3) + ".\n";
   }
   return text;
 }
