@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -102,20 +102,8 @@ class Result:
         return self.kind != EQUAL
 
     def to_dict(self) -> dict[str, Any]:
-        case = self.case
         return {
-            "subject": case.subject,
-            "policy": case.policy,
-            "dtype": case.dtype,
-            "layers": list(case.layers),
-            "method": case.method,
-            "steps": case.steps,
-            "orders": case.orders,
-            "seed": case.seed,
-            "may_be_dead": list(case.may_be_dead),
-            "regions": list(case.regions),
-            "tolerance": list(case.tolerance),
-            "fault": case.fault,
+            **asdict(self.case),
             "fault_hits": self.hits,
             "kind": self.kind,
             "cause": self.cause,
