@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from retape._step import losses_of
 from retape.subjects.find import NotBuilt
 
 # Parameters of these have no gradient for unknown reasons, so they are not excused.
@@ -98,22 +99,17 @@ def dead_parameters(name: str, model: nn.Module, inputs: dict[str, Any]) -> tupl
             value.backward()
         except Exception:  # verify reports it
             return ()
-    return tuple(
-        name
-        for name, parameter in copied.named_parameters()
-        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
-    )
+    leaves = {n: p.grad for n, p in copied.named_parameters() if p.requires_grad}
+    dead = tuple(n for n, gradient in leaves.items() if gradient is None or not gradient.any())
+    return dead if len(dead) < len(leaves) else ()  # without any gradient nothing is excused
 
 
 def loss(outputs: Any) -> torch.Tensor:
-    """The model's own loss; without one, a weighted sum over everything that it returned."""
-    own = getattr(outputs, "loss", None)
-    if torch.is_tensor(own):
-        return own.sum()
-    terms = [_weighed(tensor) for tensor in _tensors(outputs) if tensor.requires_grad]
-    if not terms:
+    """What `retape.verify` runs backward from, as one number."""
+    losses = [value.sum() for _, value in losses_of(outputs, None)]
+    if not any(value.requires_grad for value in losses):
         raise ValueError("[subjects.hf] nothing that the model returned requires a gradient")
-    return torch.stack(terms).sum()
+    return torch.stack(losses).sum()
 
 
 def _rule(name: str) -> Any:
@@ -154,24 +150,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, dict):
         return {key: _cast(item, dtype) for key, item in value.items()}
     return value
-
-
-def _weighed(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain mean would be constant behind a LayerNorm: no gradient. Infinity marks padding."""
-    weights = torch.arange(tensor.numel(), dtype=torch.float32).mul(0.7).sin().reshape(tensor.shape)
-    return (tensor.float().masked_fill(tensor.isinf(), 0) * weights).mean()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if torch.is_tensor(value):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _transformers(what: str) -> Any:
