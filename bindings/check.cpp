@@ -24,7 +24,7 @@ bool is_library(const std::string& file) {
   static const auto* ours = new std::string(folder_of("retape"));
   if (file.starts_with(*ours)) {
     const auto rest = file.substr(ours->size());
-    return !(rest.starts_with("subjects/") || rest.starts_with("hazards/") || rest == "_gpt.py");
+    return !(rest.starts_with("subjects/") || rest.starts_with("hazards/"));
   }
   return file.starts_with(*torch) || file.front() == '<';
 }

@@ -11,12 +11,13 @@ import json
 from pathlib import Path
 
 import effects_section
+import hugging_face_section
 import programs_section
 import torch
 
 from retape import hazards
+from retape.cli.verify import faults
 from retape.hazards import table
-from retape.verifying import faults, hugging_face
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "proofs.md"
@@ -30,7 +31,11 @@ def put(page: str, name: str, content: str) -> str:
 
 def tables(hf: Path | None) -> dict[str, str]:
     if hf is not None:
-        return {"hugging face": hugging_face.markdown(json.loads(hf.read_text(encoding="utf-8")))}
+        return {
+            "hugging face": hugging_face_section.markdown(
+                json.loads(hf.read_text(encoding="utf-8"))
+            )
+        }
     torch.set_num_threads(1)
     made = {
         "hazards": table.markdown(hazards.run_all()),

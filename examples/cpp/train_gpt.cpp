@@ -3,8 +3,8 @@
 //   train_gpt --steps 200 --policy full --out build/train
 //   train_gpt --steps 200 --policy full --out build/train --resume     # after any kind of end
 //
-// What is Retape's here is the scope in `forward_and_backward`. `retape train` is the same in
-// Python: the same options, the same files, the same losses (docs/train.md).
+// Retape's part is the scope in `forward_and_backward`. examples/python/train is the same in
+// Python: same options, same files, same losses (docs/train.md).
 #include "train/adamw.h"
 #include "train/limit.h"
 #include "train/model.h"
@@ -78,6 +78,9 @@ class Training {
   }
 
   void run() {
+    // Tensors throw where memory is short. oneDNN crashes where its own small allocations fail, so
+    // room for those is checked first.
+    at::empty({1 << 20}, at::kByte);
     auto& totals = report_.totals;
     while (totals.step < options_.steps) {
       step();

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from retape.gradchecking import launch, rank
+from retape.cli.gradcheck import launch, rank
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,8 +124,8 @@ def _put(number: int, given: Any) -> None:
 
 # What a rank comes to import: torch itself takes seconds, and DDP, optimizers and FSDP2 as many again.
 PRELOADED = (
-    "retape.gradchecking.rank",
-    "retape.gradchecking.torchrun",
+    "retape.cli.gradcheck.rank",
+    "retape.cli.gradcheck.torchrun",
     "retape.dist",
     "torch._dynamo",
     "torch.distributed.fsdp",

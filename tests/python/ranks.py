@@ -31,7 +31,7 @@ import torch
 import torch.distributed as torch_dist
 from tests.python import forks
 
-from retape.gradchecking import rank
+from retape.cli.gradcheck import rank
 from torchrun_retape import LOOPBACK, loopback
 
 TIMEOUT = 120.0  # seconds for which ranks wait for one another

@@ -14,8 +14,8 @@ from retape import cli
 from retape.bench.report import page as bench_page
 from retape.bench.result import Event, Run, Timeline
 from retape.bench.run import TIMELINES
-from retape.verifying import page as verify_page
-from retape.verifying.case import Case, Result
+from retape.cli.verify import page as verify_page
+from retape.cli.verify.case import Case, Result
 
 MIB = bench_runs.MIB
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import retape
-from retape import _bits, _text, cli, demo, doctor
-from retape._gpt import Size
+from retape import _bits, _text, cli
 from retape.bench import overhead, regions, timing
+from retape.cli import demo, doctor
+from retape.subjects.gpt import Size
 
 TINY = ["--steps", "2", "--layers", "2", "--width", "32", "--context", "32", "--batch", "2"]
 
@@ -70,7 +71,7 @@ def test_version_names_retape_and_torch(capsys):
         (["bench", "overhead", "--qick"], "Did you mean --quick?"),
         (["demo", "--step=3"], "Did you mean --steps?"),
         (["demo", "--json", "x.json", "--sede", "3"], "Did you mean --seed?"),
-        (["xyzzy"], "There is: bench, demo, train, verify, gradcheck, report, doctor."),
+        (["xyzzy"], "There is: bench, demo, verify, gradcheck, report, doctor."),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_closest_one_there_is(capsys, words, offered):
@@ -109,9 +110,7 @@ def test_an_error_of_retapes_own_is_one_line_and_no_word_of_gradients(monkeypatc
     assert cli.main(["doctor"]) == _text.Exit.INTERNAL == 70
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
-    expected = (
-        r"\[retape doctor\] internal error: TypeError: no�\[31m such thing \(retape/cli.py:\d+\)"
-    )
+    expected = r"\[retape doctor\] internal error: TypeError: no�\[31m such thing \(retape/cli/__init__.py:\d+\)"
     assert re.fullmatch(expected + r"\. RETAPE_DEBUG=1 shows the stack\.\n", err)
 
 
@@ -203,7 +202,7 @@ def test_help_of_a_group_has_the_options_and_names_the_others(capsys):
     assert "There is also: retape bench overhead, retape bench check." in out
 
 
-@pytest.mark.parametrize("verb", ["demo", "train"])
+@pytest.mark.parametrize("verb", ["demo"])
 def test_help_names_the_folder_of_an_artefact_in_words(capsys, verb):
     with pytest.raises(SystemExit):
         cli.main([verb, "--help"])

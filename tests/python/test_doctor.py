@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import retape
-from retape import _artefact, _text, cli, doctor
+from retape import _artefact, _text, cli
 from retape._text import Exit
+from retape.cli import doctor
 
 
 @pytest.fixture(autouse=True)

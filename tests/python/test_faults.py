@@ -10,9 +10,9 @@ import torch
 
 import retape
 from retape import _C
+from retape.cli.verify import faults
+from retape.cli.verify.case import Case, injected, run
 from retape.subjects.faults import PROGRAMS
-from retape.verifying import faults
-from retape.verifying.case import Case, injected, run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "proofs.md"
 BEGIN, END = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"

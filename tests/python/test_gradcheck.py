@@ -20,8 +20,8 @@ import retape
 import retape.dist
 import torchrun_retape
 from retape import cli
-from retape.gradchecking import factory, launch, messages
-from retape.gradchecking.messages import RankError, Settings
+from retape.cli.gradcheck import factory, launch, messages
+from retape.cli.gradcheck.messages import RankError, Settings
 from torchrun_retape import loopback
 
 STEPS = Path(gradcheck_steps.__file__)

@@ -13,10 +13,10 @@ from rich.console import Console
 from tests.python import browser
 
 from retape import _artefact, cli
-from retape.gradchecking import page, table
-from retape.gradchecking.bar import bar
-from retape.gradchecking.cli import _together
-from retape.gradchecking.messages import RankError
+from retape.cli.gradcheck import page, table
+from retape.cli.gradcheck.bar import bar
+from retape.cli.gradcheck.command import _together
+from retape.cli.gradcheck.messages import RankError
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
 

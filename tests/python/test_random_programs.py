@@ -14,7 +14,7 @@ from tools import programs_section
 
 import retape
 from retape import _C
-from retape.verifying.case import injected
+from retape.cli.verify.case import injected
 
 PROGRAMS = 2000
 CHUNK = 50

@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 from rich.console import Console
 from tests.python import dist_zoo, ranks
 
-from retape.gradchecking import factory, table
+from retape.cli.gradcheck import factory, table
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/python/check_my_ddp.py"

@@ -9,9 +9,9 @@ import torch
 
 import retape
 from retape import _models
+from retape.cli.verify.case import Case, run
 from retape.subjects import cpp
 from retape.subjects.cpp import MODELS
-from retape.verifying.case import Case, run
 
 
 @pytest.mark.parametrize("policy", ["full", "cheap"])

@@ -12,8 +12,8 @@ from tests.python import verify_models as models
 
 import retape
 from retape import cli, hazards
-from retape.verifying import junit, page
-from retape.verifying.case import Case, Result
+from retape.cli.verify import junit, page
+from retape.cli.verify.case import Case, Result
 
 HOSTILE = "</script><script>alert(1)</script> ]]> & \"' \x00\x1b[31m \ud800 ﷐ 名"
 
@@ -33,7 +33,7 @@ def results() -> list[Result]:
 
 @pytest.fixture
 def suite(results, tmp_path):
-    from retape.verifying.cli import _test_case
+    from retape.cli.verify.command import _test_case
 
     path = tmp_path / "folder/out.xml"
     junit.write(str(path), [_test_case(result, named=["m:good", "m:wrong"]) for result in results])

@@ -1,5 +1,5 @@
-// A small GPT, op for op the one of the Python twin (retape/_gpt.py): pre-norm, attention written
-// out, dropout on. It knows nothing of Retape.
+// A small GPT, op for op the one of examples/python/train/gpt.py: pre-norm, attention written out,
+// dropout on. It knows nothing of Retape.
 #pragma once
 
 #include "options.h"

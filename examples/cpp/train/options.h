@@ -17,7 +17,7 @@ struct Options {
   int64_t layers = 4, width = 64, heads = 4, context = 64, batch = 8, steps = 100;
   double dropout = 0.1, lr = 1e-3;
   int64_t seed = 0, threads = 1, save_every = 10;
-  std::string text = RETAPE_TRAIN_TEXT, out = "build/train", json;
+  std::string text, out = "build/train", json;
   std::optional<int64_t> memory_limit;
   bool resume = false, quiet = false;
 
@@ -58,8 +58,7 @@ inline const std::vector<Option>& all_options() {
   static const std::vector<Option> options{
       {"--policy",
        "NAME",
-       "none: plain autograd; cheap: what is cheap is replayed, no product of matrices; full: all "
-       "is (full)",
+       "none (plain autograd), cheap or full (full)",
        [](Options& o, const std::string& w) { o.policy = policy_named(w); }},
       count("--layers", "blocks of the transformer (4)", &Options::layers, 1, kLayers),
       count("--width", "of the residual stream (64)", &Options::width, 1, kSize),
@@ -82,7 +81,7 @@ inline const std::vector<Option>& all_options() {
           &Options::threads,
           1,
           kThreads),
-      word("--text", "FILE", "to learn from (a text of the repository)", &Options::text),
+      word("--text", "FILE", "to learn from (a small generated corpus)", &Options::text),
       word("--out", "FOLDER", "where the run is saved (build/train)", &Options::out),
       count(
           "--save-every", "steps between saves, 0: at the end only (10)", &Options::save_every, 0),

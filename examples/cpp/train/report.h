@@ -1,13 +1,13 @@
 // The JSON artefact, of the same shape as that of every `retape` verb.
 #pragma once
 
-#include "header.h"
 #include "numbers.h"
 #include "options.h"
 #include "progress.h"
 
 #include <retape/api.h>
 #include <torch/version.h>
+#include <nlohmann/json.hpp>
 
 #include <fstream>
 #include <iostream>
@@ -36,34 +36,44 @@ inline void Report::prepare(const Options& options) {
 }
 
 inline std::string Report::json(const Options& o, int exit_code) const {
-  std::string list;
-  for (const float loss : losses) {
-    list += (list.empty() ? "" : ", ") + printed_loss(loss);
-  }
-  const auto number = [](const char* name, const std::string& value) {
-    return "    \"" + std::string(name) + "\": " + value + ",\n";
+  using Json = nlohmann::ordered_json;
+  const auto rounded = [](const char* format, double number) {
+    return Json::parse(printed(format, number));
   };
-  std::string text =
-      "{\n  \"format\": \"retape/1\",\n  \"verb\": \"train\",\n  \"environment\": {\n";
-  text += number("retape", quoted(RETAPE_VERSION)) + "    \"torch\": " + quoted(TORCH_VERSION) +
-      "\n  },\n";
-  text += "  \"arguments\": {\n" + number("policy", quoted(o.policy)) +
-      number("layers", std::to_string(o.layers)) + number("width", std::to_string(o.width)) +
-      number("heads", std::to_string(o.heads)) + number("context", std::to_string(o.context)) +
-      number("batch", std::to_string(o.batch)) + number("dropout", shortest(o.dropout)) +
-      number("steps", std::to_string(o.steps)) + number("seed", std::to_string(o.seed)) +
-      number("lr", shortest(o.lr)) + number("threads", std::to_string(o.threads)) +
-      number("memory_limit", o.memory_limit ? std::to_string(*o.memory_limit) : "null") +
-      "    \"resume\": " + (o.resume ? "true" : "false") + "\n  },\n";
-  text += "  \"result\": {\n" + number("parameters", std::to_string(parameters)) +
-      number("first_step", std::to_string(first_step)) +
-      number("step", std::to_string(totals.step)) + number("losses", "[" + list + "]") +
-      number("seconds", printed("%.3f", totals.seconds)) +
-      number("tokens_per_second", printed("%.1f", totals.tokens_per_second())) +
-      number("peak_bytes", std::to_string(totals.peak_bytes)) +
-      number("replay_share", printed("%.4f", totals.replay_share())) +
-      "    \"error\": " + (error.empty() ? "null" : quoted(error)) + "\n  },\n";
-  return text + "  \"exit_code\": " + std::to_string(exit_code) + "\n}\n";
+  Json list = Json::array();
+  for (const float loss : losses) {
+    list.push_back(rounded("%.9g", loss));
+  }
+  const Json report{
+      {"format", "retape/1"},
+      {"verb", "train"},
+      {"environment", {{"retape", RETAPE_VERSION}, {"torch", TORCH_VERSION}}},
+      {"arguments",
+       {{"policy", o.policy},
+        {"layers", o.layers},
+        {"width", o.width},
+        {"heads", o.heads},
+        {"context", o.context},
+        {"batch", o.batch},
+        {"dropout", o.dropout},
+        {"steps", o.steps},
+        {"seed", o.seed},
+        {"lr", o.lr},
+        {"threads", o.threads},
+        {"memory_limit", o.memory_limit ? Json(*o.memory_limit) : Json()},
+        {"resume", o.resume}}},
+      {"result",
+       {{"parameters", parameters},
+        {"first_step", first_step},
+        {"step", totals.step},
+        {"losses", list},
+        {"seconds", rounded("%.3f", totals.seconds)},
+        {"tokens_per_second", rounded("%.1f", totals.tokens_per_second())},
+        {"peak_bytes", totals.peak_bytes},
+        {"replay_share", rounded("%.4f", totals.replay_share())},
+        {"error", error.empty() ? Json() : Json(error)}}},
+      {"exit_code", exit_code}};
+  return report.dump(2) + "\n";
 }
 
 inline void Report::write(const Options& options, int exit_code) const {

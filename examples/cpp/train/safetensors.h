@@ -18,7 +18,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,7 +63,9 @@ class SafetensorsFile {
     }
     std::string header(header_bytes, '\0');
     file_.read(header.data(), static_cast<std::streamsize>(header_bytes));
-    HeaderReader(header).read(metadata, tensors);
+    auto read = read_header(header);
+    metadata = std::move(read.metadata);
+    tensors = std::move(read.tensors);
     data_ = sizeof(length) + header_bytes;
     uint64_t end = 0;
     for (const auto& [name, entry] : tensors) {
@@ -116,24 +117,17 @@ inline void write_safetensors(
     const NamedTensors& tensors,
     const Metadata& metadata,
     const std::function<void(const char*)>& reached = [](const char*) {}) {
-  std::ostringstream json;
-  json << "{\"__metadata__\":{";
-  for (const auto& [key, value] : metadata) {
-    json << (key == metadata.begin()->first ? "" : ",") << quoted(key) << ":" << quoted(value);
-  }
-  json << "}";
+  nlohmann::json json{{"__metadata__", metadata}};
   uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
-    json << "," << quoted(name) << ":{\"dtype\":" << quoted(dtype_name(tensor.scalar_type()))
-         << ",\"shape\":[";
-    for (int64_t i = 0; i < tensor.dim(); ++i) {
-      json << (i == 0 ? "" : ",") << tensor.size(i);
-    }
-    json << "],\"data_offsets\":[" << offset << "," << offset + tensor.nbytes() << "]}";
-    offset += tensor.nbytes();
+    const auto end = offset + tensor.nbytes();
+    json[name] = {
+        {"dtype", dtype_name(tensor.scalar_type())},
+        {"shape", tensor.sizes().vec()},
+        {"data_offsets", {offset, end}}};
+    offset = end;
   }
-  json << "}";
-  std::string header = json.str();
+  std::string header = json.dump();
   header.resize((header.size() + 7) / 8 * 8, ' ');  // tensors begin at a multiple of 8
   unsigned char length[8];
   for (int i = 0; i < 8; ++i) {

@@ -1,5 +1,6 @@
-// Characters of a text as ids, and which windows of it a step sees. A step's windows depend on the
-// seed and on how many windows were drawn before it, on nothing else.
+// The text to learn from, and the windows of it that a step sees. A step's windows depend only on
+// the seed and on the number of windows drawn before, so a resumed run sees what the uninterrupted
+// run would have seen.
 #pragma once
 
 #include "error.h"
@@ -17,7 +18,7 @@
 
 namespace train {
 
-// A well mixed 64-bit number from another (splitmix64).
+// A well-mixed 64-bit number from another (splitmix64).
 inline uint64_t mix(uint64_t number) {
   number += 0x9E3779B97F4A7C15;
   number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9;
@@ -25,9 +26,41 @@ inline uint64_t mix(uint64_t number) {
   return number ^ (number >> 31);
 }
 
+// One of a few hundred: a vowel or none, then one or two syllables.
+inline std::string made_up_word(uint64_t number) {
+  const std::string consonants = "bcdfghjklmnpqrstvwxyz", vowels = "aeiou";
+  std::string word;
+  if (number % 3 == 0) {
+    word += vowels[number % 5];
+  }
+  for (uint64_t syllables = 1 + number % 2; syllables > 0; --syllables) {
+    number >>= 8;
+    word += consonants[number % 21];
+    word += vowels[number % 5];
+  }
+  return word;
+}
+
+// About 33,000 characters of made-up sentences, the same as in Python.
+inline std::string tiny_corpus() {
+  std::string text;
+  for (uint64_t line = 0; line < 1500; ++line) {
+    const auto word = [&](int i) { return made_up_word(mix(5 * line + i)); };
+    auto first = word(0);
+    first[0] = static_cast<char>(first[0] - 'a' + 'A');
+    text += first + " " + word(1) + " " + word(2) + ", " + std::to_string(mix(5 * line + 4) % 100) +
+        " " + word(3) + ".\n";
+  }
+  return text;
+}
+
 class Text {
  public:
+  // The generated corpus where no file is named.
   static Text of_file(const std::string& path) {
+    if (path.empty()) {
+      return Text(tiny_corpus());
+    }
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) {  // it opens, and the first read throws
       errno = EISDIR;

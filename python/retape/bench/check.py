@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import retape
-from retape._gpt import GPT, Size, Sums
 from retape._numbers import LAYERS, ROUNDS, whole_number
 from retape._table import Column, fitted, leaving_out
 from retape._text import Exit, format_seconds, format_spread
@@ -23,6 +22,7 @@ from retape.bench.timing import (
     quiet_process,
     thread_ns,
 )
+from retape.subjects.gpt import GPT, Size, Sums
 
 if TYPE_CHECKING:
     from rich.console import Console

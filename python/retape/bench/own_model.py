@@ -237,7 +237,7 @@ def told(args: argparse.Namespace, name: str, what: str = "", fix: str = "") -> 
         yield
         return
     except find.NotBuilt as error:
-        text = f"{name} was not built: {error}"
+        text = f"{name} was not built: {error.reason}"
     except UsageError as error:
         text = told_by_a_verb(error)
         text = text if name in text else f"{name}: {text}"

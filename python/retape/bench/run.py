@@ -12,6 +12,7 @@ import torch
 
 from retape._numbers import LAYERS
 from retape._numbers import ROUNDS as MOST_ROUNDS
+from retape._out_of_memory import is_out_of_memory
 from retape._progress import Part, Remaining, progress
 from retape._step import same_python_numbers
 from retape._text import Exit, make_console, offer
@@ -23,7 +24,6 @@ from retape.bench.models import MODELS
 from retape.bench.own_model import is_own
 from retape.bench.result import Run, Subject, vacuity_warnings
 from retape.bench.task import Make, seeded
-from retape.training.limit import is_out_of_memory
 
 if TYPE_CHECKING:
     from rich.console import Console

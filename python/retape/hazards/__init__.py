@@ -1,4 +1,4 @@
-"""Small models that are wrong, without a word, once their code is run a second time.
+"""Small models that are silently wrong once their code runs a second time.
 
     retape verify --hazards
 

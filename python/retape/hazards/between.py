@@ -88,7 +88,7 @@ def default_dtype(way: Way) -> Evidence:
 @hazard(
     "sdpa_kernel() around forward only",
     "The context that chose an attention backend ends before backward; the second call picks "
-    "another kernel, which saves other tensors and rounds otherwise.",
+    "another kernel, which saves other tensors and rounds differently.",
     "NeMo-RL#1717",
     "Automodel#2761",
 )

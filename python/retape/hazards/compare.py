@@ -22,7 +22,7 @@ EQUAL, DIFFERENT, ERROR = "equal", "different", "error"
 class Cell:
     """One hazard in one way."""
 
-    outcome: str  # EQUAL, DIFFERENT (and nobody was told) or ERROR
+    outcome: str  # EQUAL, DIFFERENT (silently) or ERROR
     short: str = ""  # a word or two for the table
     detail: str = ""  # the same in full
     error: str = ""  # first line of what was raised

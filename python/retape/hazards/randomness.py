@@ -85,7 +85,7 @@ def numpy_random(way: Way) -> Evidence:
 @hazard(
     "RReLU, stopped early",
     "The noise of nn.RReLU is saved before its kernel has written it; early stop, on by default, "
-    "ends the second call right there, and backward reads memory that nobody wrote.",
+    "ends the second call right there, and backward reads memory that was never written.",
     "pytorch#193671",
 )
 def rrelu(way: Way) -> Evidence:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from retape._text import Exit
+from retape.cli.verify.junit import TestCase
 from retape.hazards.compare import (
     DIFFERENT,
     ERROR,
@@ -17,7 +18,6 @@ from retape.hazards.compare import (
 )
 from retape.hazards.hazard import addresses
 from retape.hazards.ways import WAYS
-from retape.verifying.junit import TestCase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ def _shown_error(row: Row, key: str, cell: Cell) -> Shown:
 
 
 LEGEND = (
-    "✓ the bits of plain autograd, or its error. ! stops with an error. ✗ wrong, and nobody was told; "
+    "✓ the bits of plain autograd, or its error. ! stops with an error. ✗ silently wrong; "
     "off by: largest difference over largest gradient."
 )
 WHAT_THE_WAYS_ARE = (
@@ -79,7 +79,7 @@ def summary(rows: list[Row]) -> list[tuple[str, str, str]]:
         tones = Counter(shown(row, way.key).tone for row in rows)
         parts = [f"{tones['good']} right"] if tones["good"] else []
         parts += [f"{tones['loud']} stopped with an error"] if tones["loud"] else []
-        parts += [f"{tones['bad']} wrong without a word"]
+        parts += [f"{tones['bad']} silently wrong"]
         tone = "bad" if tones["bad"] else "loud" if tones["loud"] else "good"
         lines.append((way.label, f"{', '.join(parts)}, of {len(rows)}", tone))
     return lines

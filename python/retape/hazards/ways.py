@@ -16,6 +16,8 @@ class Way:
     key: str
     label: str
     ours = False
+    checkpoint: Callable[..., Any]
+    fixed: dict[str, Any] = {}
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -32,7 +34,7 @@ class Way:
         return self.run(counted, *args, **kwargs)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        return self.checkpoint(function, *args, **self.fixed, **self.options, **kwargs)
 
     @property
     def again(self) -> int:
@@ -49,30 +51,22 @@ class Plain(Way):
 
 class Torch(Way):
     key, label = "torch", "torch"
-
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return torch_checkpoint(function, *args, use_reentrant=False, **self.options, **kwargs)
+    checkpoint, fixed = staticmethod(torch_checkpoint), {"use_reentrant": False}
 
 
 class TorchReentrant(Way):
     key, label = "torch_reentrant", "torch, reentrant"
-
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return torch_checkpoint(function, *args, use_reentrant=True, **self.options, **kwargs)
+    checkpoint, fixed = staticmethod(torch_checkpoint), {"use_reentrant": True}
 
 
 class Replay(Way):
     key, label, ours = "replay", "Retape", True
-
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return retape.checkpoint(function, *args, **self.options, **kwargs)
+    checkpoint = staticmethod(retape.checkpoint)
 
 
 class Rerun(Way):
     key, label, ours = "rerun", "Retape, rerun", True
-
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return retape.checkpoint(function, *args, method="rerun", **self.options, **kwargs)
+    checkpoint, fixed = staticmethod(retape.checkpoint), {"method": "rerun"}
 
 
 WAYS: tuple[type[Way], ...] = (Plain, Torch, TorchReentrant, Replay, Rerun)

@@ -24,6 +24,17 @@ def losses(output: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: output[name] for name in LOSSES if name in output}
 
 
+def maker(build: Callable[[torch.dtype], Step]) -> Callable[..., Any]:
+    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+        def seeded() -> Step:
+            torch.manual_seed(seed)
+            return build(dtype or torch.float32)
+
+        return seeded, None, {"loss": losses}
+
+    return make
+
+
 _pi05 = partial(step, _models.Pi05)
 
 MODELS: dict[str, Callable[[torch.dtype], Step]] = {

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from retape._gpt import GPT, Size, Sums
+from retape.subjects.gpt import GPT, Size, Sums
 
 
 def gpt(seed: int) -> tuple[nn.Module, tuple[Any, ...]]:

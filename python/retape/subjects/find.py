@@ -3,36 +3,48 @@
     demo:gpt                  built in
     cpp:transformer           built in, in C++; cpp:moe and cpp:pi05 too
     fault:one-ulp             built in: where that fault strikes
-    hf:GPTBigCode             Hugging Face, tiny and random
+    hf:GPTBigCode             Hugging Face, tiny and random, from the package retape_hf
     package.module:factory    a function of yours that makes (model, inputs) or a retape.Step
 
-A kind of subject is one line in KINDS.
+A kind of subject is one line in KINDS, or a module that a package registers as an entry point in the
+group `retape.subjects`, with the functions architectures(), version(), knows(name) and
+make(name, dtype, seed).
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from retape._C import UsageError
+from retape._text import told_by_a_verb
 from retape.subjects import raised
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-class NotBuilt(Exception):
-    """A subject that cannot be made here, and why."""
+class NotBuilt(RuntimeError):
+    """This subject cannot be built here; `reason` says why, in a few words."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"[subjects] {name} was not built: {reason}")
+        self.name, self.reason = name, reason
+
+
+Made = tuple[Any, Any, dict[str, Any]]
+Make = Callable[[torch.dtype | None, int], Made]
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ class Subject:
     """`make(dtype, seed)` gives what `retape.verify` takes, its inputs, and options for it."""
 
     name: str
-    make: Callable[[torch.dtype | None, int], tuple[Any, Any, dict[str, Any]]]
+    make: Make
     is_users: bool = field(default=False)  # its code is run
 
 
@@ -53,13 +65,14 @@ def find(name: str, options: Mapping[str, Any] | None = None) -> Subject:
             f"[verify] expected a subject like demo:gpt, hf:Llama or package.module:factory, "
             f"got {name!r}.{_offer(name, [*demos(), *cpp_names(), 'hf:'])}"
         )
-    if kind not in KINDS:
+    is_plugged = kind in entry_points(group="retape.subjects").names
+    if kind not in KINDS and not is_plugged:
         return _imported(name, rest, options or {})
     if options:
         raise UsageError(
             f"[verify] {name}: expected no options, got {', '.join(options)}. Fix: a factory of yours takes them."
         )
-    return KINDS[kind](name, rest)
+    return _plugged(name, kind, rest) if is_plugged else KINDS[kind](name, rest)
 
 
 def announce(subjects: Sequence[Subject], console: Console) -> None:
@@ -75,76 +88,71 @@ def demos() -> list[str]:
     return [f"demo:{name}" for name in demo.DEMOS]
 
 
-def hf_names() -> list[str]:
-    """Every architecture of the installed transformers, as subjects."""
-    from retape.subjects import hf
+def plugged(kind: str) -> Any:
+    """The module that a package registered for subjects of this kind. UsageError if it cannot be imported."""
+    point = next(iter(entry_points(group="retape.subjects", name=kind)), None)
+    if point is None:
+        raise UsageError(f"[verify] no package registered subjects of the kind {kind!r}.")
+    return point.load()
 
-    with _transformers():
-        return [f"hf:{name}" for name in hf.architectures()]
 
-
-def hf_version() -> str:
-    """Of the installed transformers."""
-    from retape.subjects import hf
-
-    return hf.version()
+def names_of(kind: str) -> list[str]:
+    with _usage_errors():
+        return [f"{kind}:{name}" for name in plugged(kind).architectures()]
 
 
 def _demo(name: str, rest: str) -> Subject:
     from retape.subjects import demo
 
-    factory = demo.DEMOS.get(rest)
-    if factory is None:
-        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, demos())}")
+    return _named(name, {f"demo:{each}": _seeded(made) for each, made in demo.DEMOS.items()})
 
-    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+
+def _fault(name: str, rest: str) -> Subject:
+    from retape.subjects import faults
+
+    programs = faults.PROGRAMS.items()
+    made = {f"fault:{each}": _seeded(lambda _, p=program: p.build()) for each, program in programs}
+    return _named(name, made)
+
+
+def _cpp(name: str, rest: str) -> Subject:
+    from retape.subjects import cpp
+
+    return _named(name, {f"cpp:{each}": cpp.maker(build) for each, build in cpp.MODELS.items()})
+
+
+def _named(name: str, known: Mapping[str, Make]) -> Subject:
+    if name not in known:
+        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, list(known))}")
+    return Subject(name, known[name])
+
+
+def _seeded(build: Callable[[int], tuple[Any, Any]]) -> Make:
+    def make(dtype: torch.dtype | None, seed: int) -> Made:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model, inputs = factory(seed)
+            model, inputs = build(seed)
         return model, inputs, {"dtype": dtype}
 
-    return Subject(name, make)
+    return make
 
 
-def _hf(name: str, rest: str) -> Subject:
-    from retape.subjects import hf
-
-    with _transformers():
-        known = hf.architectures()
-        is_known = rest in known or _is_model_class(rest)
-    if not is_known:
-        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(rest, known, 'hf:')}")
-
-    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
-        try:
-            model, inputs = hf.build(rest, dtype or torch.float32, seed)
-        except hf.NotBuilt as error:
-            raise NotBuilt(error.reason) from error
-        patterns = hf.expected_dead(rest, model)
-        dead = [n for n, _ in model.named_parameters() if any(re.search(p, n) for p in patterns)]
-        options: dict[str, Any] = {"may_be_dead": tuple(dead)}
-        return model, inputs, options | ({"loss": hf.loss} if hf.has_loss_per_sample(rest) else {})
-
-    return Subject(name, make)
-
-
-def _is_model_class(name: str) -> bool:
-    import transformers
-
-    found = getattr(transformers, name, None)
-    return isinstance(found, type) and issubclass(found, torch.nn.Module)
+def _plugged(name: str, kind: str, rest: str) -> Subject:
+    with _usage_errors():
+        module = plugged(kind)
+        if not module.knows(rest):
+            offered = _offer(rest, module.architectures(), f"{kind}:")
+            raise UsageError(f"[verify] no such subject: {name!r}.{offered}")
+    return Subject(name, functools.partial(module.make, rest))
 
 
 @contextlib.contextmanager
-def _transformers() -> Iterator[None]:
-    """Whatever it does not let us import is a usage error: nothing has run."""
+def _usage_errors() -> Iterator[None]:
+    """A package that is missing is a usage error: nothing has run."""
     try:
         yield
-    except Exception as error:
-        cause = error.__cause__ if isinstance(error, ImportError) and error.__cause__ else error
-        raise UsageError(
-            f"[verify] hf: expected the package transformers, got {cause}. Fix: pip install transformers."
-        ) from error
+    except ImportError as error:
+        raise UsageError(f"[verify] {told_by_a_verb(error)}.") from error
 
 
 def _imported(name: str, rest: str, options: Mapping[str, Any]) -> Subject:
@@ -226,46 +234,10 @@ def cpp_names() -> list[str]:
     return [f"cpp:{name}" for name in cpp.MODELS]
 
 
-def _cpp(name: str, rest: str) -> Subject:
-    from retape.subjects import cpp
-
-    build = cpp.MODELS.get(rest)
-    if build is None:
-        raise UsageError(f"[verify] no such subject: {name!r}.{_offer(name, cpp_names())}")
-
-    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
-        def seeded() -> Any:
-            torch.manual_seed(seed)
-            return build(dtype or torch.float32)
-
-        return seeded, None, {"loss": cpp.losses}
-
-    return Subject(name, make)
-
-
-def _fault(name: str, rest: str) -> Subject:
-    from retape.subjects import faults
-
-    program = faults.PROGRAMS.get(rest)
-    if program is None:
-        raise UsageError(
-            f"[verify] no such subject: {name!r}.{_offer(rest, list(faults.PROGRAMS), 'fault:')}"
-        )
-
-    def make(dtype: torch.dtype | None, seed: int) -> tuple[Any, Any, dict[str, Any]]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model, inputs = program.build()
-        return model, inputs, {"dtype": dtype}
-
-    return Subject(name, make)
-
-
 KINDS: dict[str, Callable[[str, str], Subject]] = {
     "cpp": _cpp,
     "demo": _demo,
     "fault": _fault,
-    "hf": _hf,
 }
 
 

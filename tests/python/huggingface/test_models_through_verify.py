@@ -6,20 +6,20 @@ import re
 
 import pytest
 import torch
+from tests.python.huggingface.dead import expected_dead
 from tests.python.huggingface.models import CASES
 from tests.python.huggingface.more_models import PI0
 from torch import nn
 
 import retape
-from retape.subjects import hf
 
 MODELS = {**CASES, "PI0": PI0}
-# Some of their parameters have no gradient in any run; hf_dead says why that is right.
+# Some of their parameters have no gradient in any run; `dead` says why that is right.
 WITH_DEAD = ("SwiftFormer", "ClvpModel", "Janus", "PI0")
 
 
 def dead_of(name: str, model: nn.Module) -> list[str]:
-    patterns = hf.expected_dead(name.removesuffix("Model"), model)
+    patterns = expected_dead(name.removesuffix("Model"), model)
     return [n for n, _ in model.named_parameters() if any(re.search(p, n) for p in patterns)]
 
 

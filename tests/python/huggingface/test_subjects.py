@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
+from tests.python.huggingface.dead import expected_dead
 
+import retape_hf as hf
 from retape._bits import same_bits
-from retape.subjects import hf
 
 FAMILIES = [
     "GPTBigCode",  # decoder
@@ -45,7 +46,7 @@ def test_a_subject_trains_every_parameter(name: str) -> None:
     model, value = step(name)
     assert model.training
     assert value.isfinite()
-    allowed = "|".join(hf.expected_dead(name, model)) or "$^"
+    allowed = "|".join(expected_dead(name, model)) or "$^"
     dead = [
         parameter
         for parameter, tensor in model.named_parameters()
@@ -54,6 +55,14 @@ def test_a_subject_trains_every_parameter(name: str) -> None:
         and not re.search(allowed, parameter)
     ]
     assert dead == []
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "SwiftFormer", "Lilt", "Esm", "RTDetr", "VJEPA2"])
+def test_every_parameter_that_is_found_to_have_no_gradient_has_a_reason(name: str) -> None:
+    model, inputs = hf.build(name)
+    allowed = "|".join(expected_dead(name, model)) or "$^"
+    found = hf.dead_parameters(name, model, inputs)
+    assert [parameter for parameter in found if not re.search(allowed, parameter)] == []
 
 
 @pytest.mark.parametrize("name", ["Llama", "Swin", "Whisper"])

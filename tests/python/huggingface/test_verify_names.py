@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.python.huggingface import dead
+from tools import hugging_face_section as hugging_face
 
+import retape_hf as hf
 from retape import cli
-from retape.subjects import hf, hf_dead, hf_exceptions, hf_not_built
-from retape.verifying import hugging_face
-from retape.verifying.case import Case, run
+from retape.cli.verify.case import Case, run
+from retape_hf import not_built, rules
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "proofs.md"
 TABLE = PAGE.read_text(encoding="utf-8").split("<!-- hugging face: begin -->\n")[1]
@@ -65,9 +67,7 @@ def test_one_vacuous_row_of_all_decides_the_exit_code_and_what_is_not_built_does
     assert verify(tmp_path, "--all-hf", "--jobs", "0") == (6, rows)
 
 
-@pytest.mark.parametrize(
-    "names", [hf_dead.BY_NAME, hf_exceptions.EXCEPTIONS, hf_not_built.NOT_BUILT]
-)
+@pytest.mark.parametrize("names", [dead.BY_NAME, rules.RULES, not_built.NOT_BUILT])
 def test_exceptions_are_of_architectures_that_there_are(names) -> None:
     assert set(names) <= set(hf.architectures())
 
@@ -98,7 +98,7 @@ def test_everything_that_is_not_equal_has_its_name_in_the_table() -> None:
         names = names_on_the_page(kind)
         assert len(names) == len(set(names)) == (0 if kind == "equal" else count), kind
         assert set(names) <= known
-    assert set(hf_not_built.NOT_BUILT) <= set(names_on_the_page("not built"))
+    assert set(not_built.NOT_BUILT) <= set(names_on_the_page("not built"))
 
 
 @pytest.mark.parametrize(

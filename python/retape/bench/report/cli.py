@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from retape import UsageError
 from retape._text import Exit
 from retape.bench import compare, report
-from retape.gradchecking import again
+from retape.cli.gradcheck import again
 
 if TYPE_CHECKING:
     from rich.console import Console
