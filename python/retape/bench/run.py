@@ -387,26 +387,12 @@ def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
 
 
 def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
+    # A dtype that is spelt like another is not meant by it. Names of methods have spaces in them.
+    offered = offer(value, known, repr, cutoff=1.0 if known is DTYPES else 0.5)
     args.parser.exit(
         Exit.USAGE,
-        f"[retape bench] no such value for {option}: {value!r}. {_offer(value, known)}\n",
+        f"[retape bench] no such value for {option}: {value!r}. {offered}\n",
     )
-
-
-def _offer(word: str, known: Sequence[str]) -> str:
-    """What begins as the word does, or else is spelt like it. Of dtypes all: one that is spelt like
-    another is not meant by it."""
-    begun = [name for name in known if name.lower().startswith(word.lower())]
-    meant = [
-        repr(name)  # names of methods have spaces in them
-        for name in begun
-        if not any(name != short and name.startswith(short) for short in begun)
-    ]
-    if word and meant:
-        return f"Did you mean {' or '.join(filter(None, [', '.join(meant[:-1]), meant[-1]]))}?"
-    if known is DTYPES:
-        return f"There is: {', '.join(known)}."
-    return offer(word, known, show=repr)
 
 
 def _print_list(console: Console) -> None:
