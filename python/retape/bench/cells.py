@@ -43,6 +43,9 @@ class Cell:
     spread: str = ""
     tone: str = ""  # "good", "loud", "bad"
 
+    def __str__(self) -> str:
+        return f"{self.text} ± {self.spread}" if self.spread else self.text
+
 
 @dataclass(frozen=True)
 class Column:

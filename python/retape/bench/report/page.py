@@ -89,8 +89,6 @@ def render(run: Run, environment: dict[str, Any], command: str = "") -> str:
     return _html.render(
         Path(__file__).with_name("page.html.j2"),
         page=of_run(run, environment, command),
-        pareto=pareto,
-        timeline=timeline,
     )
 
 
