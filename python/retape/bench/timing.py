@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retape import _artefact
+from retape._progress import progress
 from retape._text import quartiles
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 THREADS = 1  # inside an op that is timed
 
@@ -118,6 +122,13 @@ def interleave(
                 times[name].ratios.append(_total(phases) / _total(measured[reference]))
         on_round()
     return times
+
+
+def with_bar(measure: Callable[[Callable[[], None]], Any], rounds: int, console: Console) -> Any:
+    """`measure(on_round)`, under a bar that counts its calls of on_round()."""
+    found = []
+    progress(lambda advance: found.append(measure(lambda: advance("rounds"))), rounds, console)
+    return found[0]
 
 
 def noise_warnings(times: Sequence[Times], limit: float = 0.10) -> list[str]:
