@@ -74,7 +74,7 @@ class Axis:
         return [index * step for index in range(first, last + 1)]
 
     def labelled(self, count: int, scale: float = 1.0) -> Ticks:
-        """Places and texts of ticks, with as many digits as tell neighbours apart."""
+        """Places and texts of ticks, with as many digits as neighbours need to differ."""
         values = self.ticks(count, scale)
         step = (values[1] - values[0]) / scale if len(values) > 1 else 1.0
         digits = next((d for d in range(6) if math.isclose(round(step, d), step)), 6)
@@ -131,7 +131,7 @@ class Label:
 
 def place(points: dict[int, Named], taken: list[Box], room: Box) -> dict[int, Label]:
     """Names by point, none over another or over what is taken; in the order given. A point without room
-    for its name has none: the page tells it when the pointer is over the mark."""
+    for its name has none: the page shows it when the pointer is over the mark."""
     placed: dict[int, Label] = {}
     for index, point in points.items():
         boxes = [*taken, *(label.box for label in placed.values())]

@@ -55,8 +55,8 @@ def _step(make: Make, method: Method) -> Task:
 
 
 def memory(make: Make, method: Method, row: Row, dry: bool) -> None:
-    """Fills in peak, held, GFLOP and ops replayed: of a step alone. What its tensors took to be made, and
-    what is compiled when they first come, is nobody's method."""
+    """Fills in peak, held, GFLOP and ops replayed: of a step alone, without making its tensors and
+    without compiling."""
     if not method.is_eager:
         with maybe_dry(dry):
             _step(make, method)

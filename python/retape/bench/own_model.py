@@ -128,7 +128,7 @@ def _entry(
 
 
 def _warnings(subject: Subject, no_layers: str, called: set[str]) -> list[str]:
-    """Of rows around layers that tell nothing, once it was run."""
+    """Of rows around layers that prove nothing, once it was run."""
     if no_layers:
         return [f"{subject.name}: {no_layers} Nothing was wrapped around layers."]
     idle = [name for name in subject.layers if name not in called]

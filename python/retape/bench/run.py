@@ -40,7 +40,7 @@ TIME_OF_ONE_PRODUCT = {
 }
 QUICK = {"float32": {"d_model": 256, "d_ff": 1024, "sequence": 256}, "bfloat16": _BFLOAT16}
 _MOST = 10**12  # of a dimension: dry runs are of any size that can be allocated
-ROUNDS = 7  # the fewest but one that tell something of a median
+ROUNDS = 7  # one more than the fewest that a median can be judged by
 QUICK_METHODS = ("plain", "retape cheap", "retape full", "torch checkpoint", "selective")
 SIZES = {
     "d_model": "width of the stream",

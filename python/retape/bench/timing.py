@@ -39,7 +39,7 @@ class Times:
         return quartiles([_total(r) if phase is None else r[phase] for r in self.rounds])[1]
 
     def least_ns(self) -> int:
-        """The quickest round: what is left of the time when nobody else disturbs."""
+        """The quickest round: its time has the least noise of other programs."""
         return min(_total(phases) for phases in self.rounds)
 
     def ratio(self) -> tuple[float, float, float]:
@@ -100,8 +100,8 @@ def interleave(
     on_round: Callable[[], None] = lambda: None,
     on_error: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Times]:
-    """Times of every run. The first `warmup` rounds are thrown away. A run that raises is told to
-    `on_error` and has no times; others go on. The reference may not: nothing is beside it then."""
+    """Times of every run. The first `warmup` rounds are thrown away. A run that raises is passed to
+    `on_error` and has no times; others go on. The reference must not raise: ratios need it."""
     times = {name: Times() for name in runs}
     for index in range(warmup + rounds):
         gc.collect()

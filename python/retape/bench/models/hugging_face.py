@@ -32,7 +32,7 @@ class HuggingFaceTask(ModuleTask):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """transformers tells people of defaults; of these models nobody chose any."""
+    """Without the warnings of transformers about defaults."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
