@@ -32,13 +32,12 @@ _CAPTION = "Checked: a checked step's time over that of one that is not. 1 in N:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    rounds, layers = whole_number(1, ROUNDS), whole_number(1, LAYERS)
-    parser.add_argument(
-        "--rounds", type=rounds, metavar="N", default=15, help="timings of each (%(default)s)"
-    )
-    parser.add_argument(
-        "--layers", type=layers, metavar="N", default=4, help="of the model (%(default)s)"
-    )
+    for option, most, usual, what in (
+        ("--rounds", ROUNDS, 15, "timings of each"),
+        ("--layers", LAYERS, 4, "of the model"),
+    ):
+        number, text = whole_number(1, most), f"{what} (%(default)s)"
+        parser.add_argument(option, type=number, metavar="N", default=usual, help=text)
     parser.add_argument("--quick", action="store_true", help="3 rounds of 1 layer")
 
 
