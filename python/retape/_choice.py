@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import NoReturn
 from torch import nn
 
 from retape._C import UsageError
+from retape._text import closest
 
 Predicate = Callable[[str, nn.Module], bool]
 LayersLike = str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]] | None
@@ -131,7 +131,7 @@ def _nothing(model: nn.Module, what: str, wanted: str = "") -> NoReturn:
     ]
     classes = Counter(type(module).__name__ for _, module in named if _is_block(module))
     blocks = [f"{count} x {name}" for name, count in classes.most_common()]
-    close = difflib.get_close_matches(wanted, [name for name, _ in named], n=1) if wanted else []
+    close = closest(wanted, [name for name, _ in named]) if wanted else []
     raise NoLayers(
         f"found {what} in {type(model).__name__}",
         (f'Did you mean "{close[0]}"? ' if close else "")

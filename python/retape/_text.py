@@ -37,11 +37,32 @@ class Exit(enum.IntEnum):
     UNREAD = 141  # nobody reads what is printed any more: what a shell says of SIGPIPE
 
 
-def offer(word: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
-    """The closest spelling, or all there are: "Did you mean swiglu?"."""
+def offer(
+    word: str,
+    known: Iterable[str],
+    show: Callable[[str], str] = str,
+    *,
+    most: int = 100,
+    cutoff: float = 0.5,
+) -> str:
+    """ "Did you mean swiglu?": the names that `word` begins, else the closest spelling, else all names."""
     names = list(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"Did you mean {show(close[0])}?" if close else f"There is: {', '.join(names)}."
+    meant = closest(word, names, cutoff)
+    if not meant:
+        return f"There is: {', '.join(names[:most])}{', ...' if len(names) > most else ''}."
+    return f"Did you mean {listed([show(name) for name in meant], 'or')}?"
+
+
+def closest(word: str, names: Sequence[str], cutoff: float = 0.5) -> list[str]:
+    """The names that `word` begins, without longer forms of one of them; else the closest spelling."""
+    begun = [name for name in names if word and name.lower().startswith(word.lower())]
+    short = [name for name in begun if not any(name != b and name.startswith(b) for b in begun)]
+    return short or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+
+
+def listed(words: Sequence[str], link: str = "and") -> str:
+    """`["a", "b", "c"]` -> "a, b and c"."""
+    return f" {link} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def make_console(to_stderr: bool = False) -> Console:

@@ -12,17 +12,16 @@ around the same code drops `h` too, with nobody calling anything.
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from retape import _C, _output_discard_python
-from retape._output_discard_python import DISCARD
+from retape._output_discard_python import DISCARD, captured_by
 
 __all__ = ["CheckpointWithoutOutput", "OutputDiscardCheckpoint"]
 
@@ -153,24 +152,6 @@ def _names_of(tensors: list[torch.Tensor], fn: Callable[..., Any]) -> list[str]:
     wanted = {tensor.untyped_storage()._cdata for tensor in tensors}
     return [
         name
-        for name, tensor in _captured_by(fn)
+        for name, tensor in captured_by(fn)
         if tensor.layout == torch.strided and tensor.untyped_storage()._cdata in wanted
     ]
-
-
-def _captured_by(fn: Callable[..., Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    held = {}
-    if inspect.isfunction(fn) or inspect.ismethod(fn):
-        variables = inspect.getclosurevars(fn)
-        held = {**variables.globals, **variables.nonlocals}
-    owner = getattr(fn, "__self__", fn)
-    if isinstance(owner, torch.nn.Module):
-        held[type(owner).__name__] = owner
-    for name, value in held.items():
-        if isinstance(value, torch.nn.Module):
-            yield from ((f'parameter "{key}" of {name}', t) for key, t in value.named_parameters())
-            yield from ((f'buffer "{key}" of {name}', t) for key, t in value.named_buffers())
-        else:
-            yield from ((f'"{name}"', tensor) for tensor in _tensors_in(value))

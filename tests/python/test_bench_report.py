@@ -16,10 +16,11 @@ from tests.python import bench_runs
 from tests.python.bench_runs import ENVIRONMENT, HOSTILE, MIB, spread
 
 from retape import _artefact, cli
+from retape._html import charts
 from retape._progress import Part, Remaining, progress
 from retape._text import make_console
 from retape.bench import cells, report
-from retape.bench.report import axis, pareto, timeline
+from retape.bench.report import pareto, timeline
 from retape.bench.result import (
     BITWISE,
     CLOSE,
@@ -643,15 +644,15 @@ def test_rows_at_the_same_place_share_a_mark_that_tells_all_of_them():
     ("low", "high"), [(256.0, 256.01), (256.0, 256.0), (0.1, 0.1001), (1e9, 1e9 + 8)]
 )
 def test_values_that_are_nearly_the_same_look_so(low, high):
-    bottom, top = axis.spanning(low, high)
+    bottom, top = charts.spanning(low, high)
     assert bottom <= low <= high <= top
     assert top - bottom == pytest.approx(0.05 * high, rel=0.01)
 
 
 def test_values_that_differ_fill_the_axis():
-    assert axis.spanning(100, 200) == (90, 210)
-    assert axis.spanning(0, 0) == (0, 1)
-    assert axis.spanning(0, 10)[0] == 0
+    assert charts.spanning(100, 200) == (90, 210)
+    assert charts.spanning(0, 0) == (0, 1)
+    assert charts.spanning(0, 10)[0] == 0
 
 
 def test_without_times_or_gradients_the_page_says_so_and_still_tells_what_was_saved():
@@ -713,7 +714,7 @@ def test_a_card_counts_all_that_was_not_measured(failed, skipped, figure, text):
     ],
 )
 def test_ticks_are_round_and_inside(low, high, ticks):
-    assert axis.Axis(low, high, 0, 100).ticks(5) == pytest.approx(ticks)
+    assert charts.Axis(low, high, 0, 100).ticks(5) == pytest.approx(ticks)
 
 
 def test_a_long_timeline_keeps_its_peak_its_end_and_its_order():

@@ -7,8 +7,7 @@ exactly zero, and to compare those proves nothing.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -29,9 +28,6 @@ class Size:
     @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Block(nn.Module):
@@ -196,6 +192,5 @@ class BlockTask(ModuleTask):
         return loss_of(self.y)
 
     def resident(self, live: int) -> int:
-        return (
-            super().resident(live) - self.x.nbytes + self.y.nbytes
-        )  # the input is held, the output is not
+        # The input is held, the output is not.
+        return super().resident(live) - self.x.nbytes + self.y.nbytes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retape._text import GIB, KIB, MIB, printable
+from retape._text import GIB, KIB, MIB, listed, printable
 from retape.bench.result import BITWISE, CLOSE, DIFFERENT, OURS, Row, Run, Spread, Subject, saved
 
 MARK = "◆"  # of rows on the frontier
@@ -42,6 +42,9 @@ class Cell:
     text: str = ""  # empty: not measured
     spread: str = ""
     tone: str = ""  # "good", "loud", "bad"
+
+    def __str__(self) -> str:
+        return f"{self.text} ± {self.spread}" if self.spread else self.text
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def not_run(subject: Subject) -> str:
 
 
 def labels(subject: Subject) -> list[str]:
-    """A name for each row; with what it is wrapped around, where the method alone does not tell."""
+    """A name for each row; with what it is wrapped around, where the method alone is ambiguous."""
     count = Counter(row.method for row in subject.rows)
     return [
         printable(
@@ -240,7 +243,7 @@ def _of_the_size(subject: Subject) -> str:
         *["GFLOP"] * any(row.gflop is not None for row in subject.rows),
         *["ops replayed"] * any(row.replayed is not None for row in subject.rows),
     ]
-    return " and ".join(filter(None, [", ".join(there[:-1]), there[-1]]))
+    return listed(there)
 
 
 def timed(subject: Subject) -> bool:

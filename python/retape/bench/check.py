@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,38 +32,28 @@ _CAPTION = "Checked: a checked step's time over that of one that is not. 1 in N:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    rounds, layers = whole_number(1, ROUNDS), whole_number(1, LAYERS)
-    parser.add_argument(
-        "--rounds", type=rounds, metavar="N", default=15, help="timings of each (%(default)s)"
-    )
-    parser.add_argument(
-        "--layers", type=layers, metavar="N", default=4, help="of the model (%(default)s)"
-    )
+    for option, most, usual, what in (
+        ("--rounds", ROUNDS, 15, "timings of each"),
+        ("--layers", LAYERS, 4, "of the model"),
+    ):
+        number, text = whole_number(1, most), f"{what} (%(default)s)"
+        parser.add_argument(option, type=number, metavar="N", default=usual, help=text)
     parser.add_argument("--quick", action="store_true", help="3 rounds of 1 layer")
 
 
-@contextmanager
-def _every(n: int) -> Iterator[None]:
+def _step(model: GPT, batch: Any, policy: str, every: int) -> Phases:
+    model.zero_grad()
     before = retape.check_every()
-    retape.check_every(n)
+    retape.check_every(every)
     try:
-        yield
+        start = thread_ns()
+        with retape.recompute(policy):
+            loss = model(batch)
+        middle = thread_ns()
+        loss.backward()
+        return middle - start, thread_ns() - middle
     finally:
         retape.check_every(before)
-
-
-def _step(model: GPT, batch: Any, policy: str, every: int) -> Callable[[], Phases]:
-    def run() -> Phases:
-        model.zero_grad()
-        with _every(every):
-            start = thread_ns()
-            with retape.recompute(policy):
-                loss = model(batch)
-            middle = thread_ns()
-            loss.backward()
-            return middle - start, thread_ns() - middle
-
-    return run
 
 
 def measure(layers: int, rounds: int) -> dict[str, dict[str, Times]]:
@@ -75,7 +64,8 @@ def measure(layers: int, rounds: int) -> dict[str, dict[str, Times]]:
     found = {}
     with quiet_process():
         for policy in POLICIES:
-            runs = {"off": _step(model, batch, policy, 0), "on": _step(model, batch, policy, 1)}
+            step = partial(_step, model, batch, policy)
+            runs = {"off": partial(step, 0), "on": partial(step, 1)}
             found[policy] = interleave(runs, "off", rounds, warmup=2)
     return found
 

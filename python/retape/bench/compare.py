@@ -2,8 +2,8 @@
 
 Rows are matched by subject (`Subject.key`), method and what it is wrapped around. Bytes are exact: more
 than the limit is a regression. `time` is the median of a row's ratios to plain, round by round, and known as
-well as rounds and their noise allow: where the two runs' medians may be the same with 95 % certainty, nobody can tell,
-and a warning says so instead. Seconds are judged by their quartiles. A rule that cannot tell of any row proves nothing.
+well as rounds and their noise allow: where the two runs' medians may be the same with 95 % certainty, a row is too
+noisy to judge, which is a warning. Seconds are judged by their quartiles. A rule that judges no row proves nothing.
 """
 
 from __future__ import annotations
@@ -231,25 +231,22 @@ def compare(old: Baseline, new: Baseline, rules: Sequence[Rule] = SHOWN) -> Comp
         )
     if not found.compared:
         found.warnings.append("nothing was compared: no row has in both runs what a rule is about")
-    found.warnings += [
-        f"{rule} judged no row: expected one with a {rule.metric} in both runs, got none"
-        for rule in found.unjudged()
-    ]
-    found.warnings += [
-        f"{rule} judged no row clearly: every one is too noisy, which is no proof"
-        for rule in found.unclear()
-    ]
+    for rule in found.unjudged():
+        text = f"expected one with a {rule.metric} in both runs, got none"
+        found.warnings.append(f"{rule} judged no row: {text}")
+    for rule in found.unclear():
+        found.warnings.append(
+            f"{rule} judged no row clearly: every one is too noisy, which is no proof"
+        )
     return found
 
 
 def _machines(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    told = []
-    for name in ("cpu", "cores", "threads", "torch", "blas"):
-        if name in old and name in new and old[name] != new[name]:
-            told.append(
-                f"{name} was {old[name]}, is {new[name]}: times and bits may differ for that"
-            )
-    return told
+    return [
+        f"{name} was {old[name]}, is {new[name]}: times and bits may differ for that"
+        for name in ("cpu", "cores", "threads", "torch", "blas")
+        if name in old and name in new and old[name] != new[name]
+    ]
 
 
 def _compare_subjects(old: Subject, new: Subject, found: Comparison) -> None:
@@ -286,7 +283,7 @@ def _tell_what_is_gone(old: Subject, new: Subject, found: Comparison) -> None:
 
 
 def _judge_plain(key: str, plains: tuple[Row | None, Row | None], found: Comparison) -> None:
-    """Plain is nobody's work: if its time moved, the machine did."""
+    """A change of plain's own time is a change of the machine."""
     limit = next((rule.limit for rule in found.rules if METRICS[rule.metric].timed), None)
     old, new = (row.total[1] if row and row.total else 0 for row in plains)
     if limit is not None and old and new and abs(new / old - 1) > limit:

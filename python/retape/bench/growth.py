@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import retape
 from retape._table import Column, fitted, leaving_out
-from retape.bench.timing import quiet_process, thread_ns
+from retape.bench.timing import quiet_process, thread_ns, with_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,76 +78,48 @@ def _timed(graph: Callable[[Tensor, int], list[Tensor]], way: str, ops: int) -> 
     return (middle - start) / 1e3 / ops, (end - middle) / 1e3 / ops
 
 
-def measure(
-    most: int = SIZES[-1], on_round: Callable[[], None] = lambda: None
-) -> list[dict[str, Any]]:
+def measure(most: int, on_round: Callable[[], None]) -> list[dict[str, Any]]:
     """A row for each graph, way and size; the quickest of a few rounds."""
     rows = []
     with quiet_process():
-        for name, graph in GRAPHS.items():
-            for way in WAYS:
-                for ops in (size for size in SIZES if size <= most):
-                    rounds = ROUNDS if ops < _LEAST_ROUND else 1
-                    times = [_timed(graph, way, ops) for _ in range(rounds)]
-                    forward, backward = (min(each) for each in zip(*times, strict=True))
-                    rows.append(
-                        {
-                            "graph": name,
-                            "way": way,
-                            "ops": ops,
-                            "forward_us": forward,
-                            "backward_us": backward,
-                        }
-                    )
-                    on_round()
+        for (name, graph), way, ops in product(GRAPHS.items(), WAYS, _sizes(most)):
+            rounds = ROUNDS if ops < _LEAST_ROUND else 1
+            times = [_timed(graph, way, ops) for _ in range(rounds)]
+            forward, backward = (min(each) for each in zip(*times, strict=True))
+            row = {"graph": name, "way": way, "ops": ops}
+            rows.append({**row, "forward_us": forward, "backward_us": backward})
+            on_round()
     return rows
+
+
+def _sizes(most: int) -> list[int]:
+    return [size for size in SIZES if size <= most]
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     found = {(row["graph"], row["way"], row["ops"]): row for row in rows}
     lines = list(dict.fromkeys((row["graph"], row["way"]) for row in rows))
-    sizes = list(dict.fromkeys(row["ops"] for row in rows))
+    shortest, *sizes = dict.fromkeys(row["ops"] for row in rows)
+    first = [found[*line, shortest] for line in lines]
 
-    def cell(line: tuple[str, str], ops: int, phase: str) -> str:
-        first, this = (found[*line, size][phase] for size in (sizes[0], ops))
-        return f"{this / first:.2f}"
+    def ratios(line: tuple[str, str], ops: int) -> str:
+        one, this = found[*line, shortest], found[*line, ops]
+        return " ".join(f"{this[name] / one[name]:.2f}" for name in ("forward_us", "backward_us"))
 
-    first = [found[*line, sizes[0]] for line in lines]
     columns = [
         Column("graph", [f"{graph}, {way}" for graph, way in lines], "", justify="left", least=0),
         Column("us/op", [f"{row['forward_us']:.1f} + {row['backward_us']:.1f}" for row in first]),
-        *(
-            Column(
-                f"{ops}",
-                [
-                    f"{cell(line, ops, 'forward_us')} {cell(line, ops, 'backward_us')}"
-                    for line in lines
-                ],
-                f"{ops:,}",
-            )
-            for ops in sizes[1:]
-        ),
+        *(Column(f"{n}", [ratios(line, n) for line in lines], f"{n:,}") for n in sizes),
     ]
-    layouts = leaving_out(columns, ("us/op", *(f"{ops}" for ops in sizes[1:-1])))
+    layouts = leaving_out(columns, ("us/op", *map(str, sizes[:-1])))
     ends = [i for i, (_, way) in enumerate(lines) if way == WAYS[-1]]
     title = "Cost of an op in a graph of so many ops, over the shortest graph's: forward, backward"
-    caption = f"us/op: forward + backward of {sizes[0]:,} ops. Ratios near 1: linear."
+    caption = f"us/op: forward + backward of {shortest:,} ops. Ratios near 1: linear."
     console.print(fitted(layouts, console, lambda layout: caption, ends, title=title))
 
 
-def rounds(most: int = SIZES[-1]) -> int:
-    return len(GRAPHS) * len(WAYS) * sum(size <= most for size in SIZES)
-
-
 def run(console: Console, most: int) -> dict[str, Any]:
-    from rich.progress import Progress
-
-    bar = Progress(console=console, transient=True) if console.is_terminal else nullcontext()
-    with bar as progress:
-        if progress is None:
-            rows = measure(most)
-        else:
-            task = progress.add_task("graphs", total=rounds(most))
-            rows = measure(most, partial(progress.advance, task))
+    rounds = len(GRAPHS) * len(WAYS) * len(_sizes(most))
+    rows = with_bar(partial(measure, most), rounds, console)
     show(rows, console)
     return {"floats": FLOATS, "growth": rows}

@@ -33,9 +33,7 @@ class Limit:
     method: str
     beside: str  # "plain", or a peer
     than: str  # "plain + 5 %"
-    ratio: (
-        Spread | None
-    )  # of the method's time to that beside it: between what and what its median lies
+    ratio: Spread | None  # of the method's time to that beside it: the median, between its bounds
     most: float | None  # that it may be
     verdict: str
     why: str = ""  # it cannot be judged
@@ -86,15 +84,12 @@ def _beside_plain(subject: Subject, method: str, own: Row | None) -> Limit:
         than, most = f"plain + {CHEAP_LIMIT:.0%}", 1 + CHEAP_LIMIT
     elif own is None or plain is None or own.gflop is None or not plain.gflop:
         than = f"plain + replayed FLOPs + {FULL_LIMIT:.0%}"
-        return Limit(
-            subject.key, method, "plain", than, None, None, UNCLEAR, f"nothing known of {than}"
-        )
+        why = f"nothing known of {than}"
+        return Limit(subject.key, method, "plain", than, None, None, UNCLEAR, why)
     else:
         ideal = own.gflop / plain.gflop - 1
-        than, most = (
-            f"plain + {ideal:.1%} of FLOPs + {FULL_LIMIT:.0%}",
-            (1 + ideal) * (1 + FULL_LIMIT),
-        )
+        than = f"plain + {ideal:.1%} of FLOPs + {FULL_LIMIT:.0%}"
+        most = (1 + ideal) * (1 + FULL_LIMIT)
     ratios = own.ratios if own is not None else []
     return _limit(subject, method, "plain", than, ratios, most, most)
 

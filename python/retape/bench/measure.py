@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ import torch
 import retape
 from retape import _C
 from retape._bits import same_bits
-from retape._text import quartiles
+from retape._text import first_line, quartiles
 from retape.bench import timing
 from retape.bench.methods import Method
 from retape.bench.result import BITWISE, CLOSE, DIFFERENT, NAN, ZERO, Event, Row, Timeline
@@ -55,8 +55,8 @@ def _step(make: Make, method: Method) -> Task:
 
 
 def memory(make: Make, method: Method, row: Row, dry: bool) -> None:
-    """Fills in peak, held, GFLOP and ops replayed: of a step alone. What its tensors took to be made, and
-    what is compiled when they first come, is nobody's method."""
+    """Fills in peak, held, GFLOP and ops replayed: of a step alone, without making its tensors and
+    without compiling."""
     if not method.is_eager:
         with maybe_dry(dry):
             _step(make, method)
@@ -126,10 +126,9 @@ def times(
     rows: dict[str, Row],
     rounds: int,
     announce: Callable[[str], None],
-    failed: Callable[[str, Exception], None],
 ) -> list[timing.Times]:
-    """Fills in times and ratios of all methods, round by round beside each other. `announce(name)` is
-    called before each step, `failed(name, error)` where one raises."""
+    """Fills in times and ratios of all methods, round by round beside each other, or the error of a step
+    that raises. `announce(name)` is called before each step."""
     task = make()
 
     def step(method: Method) -> timing.Phases:
@@ -137,6 +136,10 @@ def times(
         return _phases(task, method)
 
     steps = {method.name: functools.partial(step, method) for method in chosen}
+
+    def failed(name: str, error: Exception) -> None:
+        rows[name].error = error_text(error)
+
     with timing.quiet_process():  # for the warm-up too: what it compiles is for that many threads
         measured = timing.interleave(steps, "plain", rounds, warmup=1, on_error=failed)
     for name, entry in measured.items():
@@ -148,6 +151,22 @@ def times(
         row.ratio = entry.ratio()
         row.ratios = [round(ratio, 5) for ratio in entry.ratios]
     return list(measured.values())
+
+
+@contextlib.contextmanager
+def failing_is_a_result(method: Method, row: Row) -> Iterator[None]:
+    """A peer that raises has a row that says so. Plain may not: the others are compared with it."""
+    try:
+        yield
+    except Exception as error:
+        if method.family == "plain":
+            raise
+        row.error = error_text(error)
+
+
+def error_text(error: Exception) -> str:
+    kind, first = type(error).__name__, first_line(error)
+    return kind if first == kind else f"{kind}: {first[:200]}"
 
 
 def _phases(task: Task, method: Method) -> timing.Phases:

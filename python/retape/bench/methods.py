@@ -120,7 +120,7 @@ def _scopes(policy_of: Callable[[int, int], Any]) -> Apply:
 
 
 def _discarding(make: Callable[[], Any], layers: Layers, x: torch.Tensor) -> torch.Tensor:
-    """With output discard, ours or anybody's: they share their names."""
+    """With output discard, Retape's or a peer's: they share their names."""
     for layer in layers:
         checkpoint = make()
         y = layer.outer(checkpoint.checkpoint(layer.inner, x), x)

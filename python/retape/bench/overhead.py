@@ -34,6 +34,7 @@ from retape.bench.timing import (
     noise_warnings,
     quiet_process,
     thread_ns,
+    with_bar,
 )
 
 if TYPE_CHECKING:
@@ -86,57 +87,39 @@ class Variant:
     policy: Any = None  # of Retape's variants: opened once more, untimed, to read its stats
 
 
-def _eager(body: Body, x: Tensor, w: Tensor) -> Tensor:
-    return body(x, w)
-
-
-def _scoped(policy: Any, body: Body, x: Tensor, w: Tensor) -> Tensor:
-    with retape.recompute(policy):
+def _within(scope: Callable[[], Any], body: Body, x: Tensor, w: Tensor) -> Tensor:
+    with scope():
         return body(x, w)
-
-
-def _identity_hooks(body: Body, x: Tensor, w: Tensor) -> Tensor:
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-        return body(x, w)
-
-
-def _checkpoint(reentrant: bool, body: Body, x: Tensor, w: Tensor) -> Tensor:
-    return checkpoint(body, x, w, use_reentrant=reentrant)
-
-
-def _selective(choice: CheckpointPolicy, body: Body, x: Tensor, w: Tensor) -> Tensor:
-    contexts = partial(create_selective_checkpoint_contexts, lambda *_, **__: choice)
-    return checkpoint(body, x, w, use_reentrant=False, context_fn=contexts)
 
 
 def variants() -> tuple[Variant, ...]:
-    none = retape.Policy.none()
     kept = retape.Policy.full().keep_ops(["aten::sin", "aten::mul", "aten::add"])
-    dropped = retape.Policy.full().anchors(False)
-    anchored = retape.Policy.full()
+    dropped, anchored = retape.Policy.full().anchors(False), retape.Policy.full()
 
-    def ours(name: str, label: str, policy: Any, target: float | None) -> Variant:
-        return Variant(name, label, partial(_scoped, policy), True, target, policy)
+    def ours(name: str, label: str, policy: Any, target: float) -> Variant:
+        way = partial(_within, partial(retape.recompute, policy))
+        return Variant(name, f"retape {label}", way, True, target, policy)
 
+    def peer(name: str, label: str, reentrant: bool = False, **how: Any) -> Variant:
+        way = partial(checkpoint, use_reentrant=reentrant, **how)
+        return Variant(name, f"torch {label}", way)
+
+    def selective(choice: CheckpointPolicy) -> Callable[[], Any]:
+        return partial(create_selective_checkpoint_contexts, lambda *_, **__: choice)
+
+    identity = partial(torch.autograd.graph.saved_tensors_hooks, lambda t: t, lambda t: t)
+    recompute, save = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
     return (
-        Variant("eager", "eager", _eager),
-        ours("none", "retape none", none, 1.15),
-        ours("kept", "retape full, all in keep_ops", kept, 1.15),
-        ours("dropped", "retape full, all replayed", dropped, 1.5),
-        ours("anchored", "retape full, with anchors", anchored, 1.5),
-        Variant("hooks", "identity saved_tensors_hooks", _identity_hooks),
-        Variant("non-reentrant", "torch non-reentrant", partial(_checkpoint, False)),
-        Variant("reentrant", "torch reentrant", partial(_checkpoint, True)),
-        Variant(
-            "selective-recompute",
-            "torch selective, recompute",
-            partial(_selective, CheckpointPolicy.MUST_RECOMPUTE),
-        ),
-        Variant(
-            "selective-save",
-            "torch selective, save",
-            partial(_selective, CheckpointPolicy.MUST_SAVE),
-        ),
+        Variant("eager", "eager", partial(_within, nullcontext)),
+        ours("none", "none", retape.Policy.none(), 1.15),
+        ours("kept", "full, all in keep_ops", kept, 1.15),
+        ours("dropped", "full, all replayed", dropped, 1.5),
+        ours("anchored", "full, with anchors", anchored, 1.5),
+        Variant("hooks", "identity saved_tensors_hooks", partial(_within, identity)),
+        peer("non-reentrant", "non-reentrant"),
+        peer("reentrant", "reentrant", True),
+        peer("selective-recompute", "selective, recompute", context_fn=selective(recompute)),
+        peer("selective-save", "selective, save", context_fn=selective(save)),
     )
 
 
@@ -164,11 +147,6 @@ def _gradients(variant: Variant, body: Body) -> tuple[Tensor | None, ...]:
     return y.detach(), x.grad, w.grad
 
 
-def _identical(variant: Variant, body: Body, expected: tuple[Tensor | None, ...]) -> bool:
-    found = _gradients(variant, body)
-    return all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
-
-
 def _ops_counted(variant: Variant, body: Body) -> tuple[int | None, int | None]:
     """Ops recorded with a recipe, ops replayed."""
     if not variant.ours:
@@ -186,6 +164,7 @@ def _row(
     low, middle, high = times.ratio()
     target = variant.target if workload.saves else None
     recorded, replayed = _ops_counted(variant, workload.body)
+    found = _gradients(variant, workload.body)
     return {
         "variant": variant.name,
         "label": variant.label,
@@ -201,11 +180,11 @@ def _row(
         "target_met": None if target is None else middle <= target,
         "ops_recorded": recorded,
         "ops_replayed": replayed,
-        "gradients_identical": _identical(variant, workload.body, expected),
+        "gradients_identical": all(map(same_bits, expected, found)),
     }
 
 
-def measure(rounds: int, warmup: int, on_round: Callable[[], None] = lambda: None) -> dict:
+def measure(rounds: int, warmup: int, on_round: Callable[[], None]) -> dict[str, Any]:
     """All rows, the fixed cost of a region, and warnings about noise."""
     rows: list[dict[str, Any]] = []
     all_times: list[Times] = []
@@ -218,48 +197,32 @@ def measure(rounds: int, warmup: int, on_round: Callable[[], None] = lambda: Non
             rows += [_row(v, workload, times[v.name], times["eager"], expected) for v in table]
             all_times += times.values()
         fixed = regions.measure(rounds, warmup, on_round)
-    return {
-        "ops": OPS,
-        "floats": FLOATS,
-        "rows": rows,
-        "regions": fixed,
-        "warnings": noise_warnings(all_times),
-    }
+    about = {"ops": OPS, "floats": FLOATS, "rounds": rounds}
+    return {**about, "rows": rows, "regions": fixed, "warnings": noise_warnings(all_times)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    rounds, warmup = whole_number(1, ROUNDS), whole_number(0, ROUNDS)
-    parser.add_argument(
-        "--rounds", type=rounds, metavar="N", default=21, help="timed rounds (%(default)s)"
-    )
-    parser.add_argument(
-        "--warmup", type=warmup, metavar="N", default=3, help="untimed rounds (%(default)s)"
-    )
-    parser.add_argument("--quick", action="store_true", help="7 rounds after 1: seconds, noisier")
-    parser.add_argument("--check", action="store_true", help="exit with 3 when a target is missed")
-    parser.add_argument(
-        "--growth",
-        action="store_true",
-        help="instead: cost per op in graphs of 1,000 to 200,000 ops",
-    )
+    for option, least, usual, what in (
+        ("--rounds", 1, 21, "timed rounds"),
+        ("--warmup", 0, 3, "untimed rounds"),
+    ):
+        number, text = whole_number(least, ROUNDS), f"{what} (%(default)s)"
+        parser.add_argument(option, type=number, metavar="N", default=usual, help=text)
+    for option, text in (
+        ("--quick", "7 rounds after 1: seconds, noisier"),
+        ("--check", "exit with 3 when a target is missed"),
+        ("--growth", "instead: cost per op in graphs of 1,000 to 200,000 ops"),
+    ):
+        parser.add_argument(option, action="store_true", help=text)
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
-    from rich.progress import Progress
-
     rounds, warmup = (7, 1) if args.quick else (args.rounds, args.warmup)
     args.environment = environment
     if args.growth:
         return Exit.OK, growth.run(console, growth.SIZES[1 if args.quick else -1])
-    bar = Progress(console=console, transient=True) if console.is_terminal else nullcontext()
-    with bar as progress:
-        if progress is None:
-            result = measure(rounds, warmup)
-        else:
-            total = (rounds + warmup) * (len(WORKLOADS) + 1)
-            task = progress.add_task("interleaved rounds", total=total)
-            result = measure(rounds, warmup, partial(progress.advance, task))
-    result["rounds"] = rounds
+    total = (rounds + warmup) * (len(WORKLOADS) + 1)
+    result = with_bar(partial(measure, rounds, warmup), total, console)
     _print(result, console)
     return _verdict(result, args.check), result
 
@@ -289,11 +252,10 @@ def _print(result: dict[str, Any], console: Console) -> None:
 
 
 def _layouts(result: dict[str, Any]) -> Iterator[Layout]:
-    """What is told of one workload goes first, then spreads."""
-    *_, narrow = leaving_out(_columns(result, spreads=True), _DISPENSABLE)
-    yield from leaving_out(_columns(result, spreads=True), _DISPENSABLE)
-    there = {column.name for column in narrow}
-    bare = [column for column in _columns(result, spreads=False) if column.name in there]
+    """What is shown of one workload goes first, then spreads."""
+    whole = list(leaving_out(_columns(result, spreads=True), _DISPENSABLE))
+    bare = [c for c in _columns(result, spreads=False) if c.name not in _DISPENSABLE]
+    yield from whole
     yield from leaving_out(bare, ("target", *(workload.name for workload in WORKLOADS[:0:-1])))
 
 
@@ -302,28 +264,21 @@ def _columns(result: dict[str, Any], spreads: bool) -> list[Column]:
 
     found = {(row["variant"], row["workload"]): row for row in result["rows"]}
     table = variants()
-    firsts = [found[variant.name, WORKLOADS[0].name] for variant in table]
-    identical = [
-        all(found[v.name, w.name]["gradients_identical"] for w in WORKLOADS) for v in table
-    ]
-    tape = [f"{row['ops_recorded']}/{row['ops_replayed']}" for row in firsts]
+    rows = [[found[variant.name, workload.name] for workload in WORKLOADS] for variant in table]
+    tape = [f"{row['ops_recorded']}/{row['ops_replayed']}" for row, *_ in rows]
+    micros = [f"{r['forward_us_per_op']:.2f} + {r['backward_us_per_op']:.2f}" for r, *_ in rows]
+    different = Text("DIFFERENT", style="bold red")
+    same = [all(row["gradients_identical"] for row in each) for each in rows]
     return [
         Column("way", [variant.label for variant in table], "", justify="left", least=0),
-        Column("tape", [text if v.ours else "" for text, v in zip(tape, table, strict=True)]),
-        Column(
-            "us/op",
-            [f"{r['forward_us_per_op']:.2f} + {r['backward_us_per_op']:.2f}" for r in firsts],
-        ),
+        Column("tape", [text * v.ours for text, v in zip(tape, table, strict=True)]),
+        Column("us/op", micros),
         *(
-            Column(w.name, [_ratio_cell(found[variant.name, w.name], spreads) for variant in table])
-            for w in WORKLOADS
+            Column(w.name, [_ratio_cell(each[i], spreads) for each in rows])
+            for i, w in enumerate(WORKLOADS)
         ),
         Column("target", ["" if v.target is None else f"<= {v.target}" for v in table]),
-        Column(
-            "bits",
-            [Text("same") if same else Text("DIFFERENT", style="bold red") for same in identical],
-            justify="left",
-        ),
+        Column("bits", ["same" if each else different for each in same], justify="left"),
     ]
 
 
@@ -334,14 +289,10 @@ def _caption(result: dict[str, Any], layout: Layout) -> str:
         "tape": "tape: ops recorded with a recipe / replayed, of sin.",
         "us/op": "us/op: forward + backward, of sin.",
     }
-    spread = (
-        " ± half the interquartile range"
-        if any("±" in str(c) for col in layout for c in col.cells)
-        else ""
-    )
+    has_spreads = any("±" in str(cell) for column in layout for cell in column.cells)
     rest = (
         f"{'The rest' if there & set(told) else 'Figures'}: thread CPU time over eager's, median of "
-        f"{result['rounds']} interleaved rounds{spread}."
+        f"{result['rounds']} interleaved rounds{' ± half the interquartile range' * has_spreads}."
     )
     return " ".join([*(text for name, text in told.items() if name in there), rest])
 

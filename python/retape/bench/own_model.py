@@ -51,25 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='what methods are wrapped around: names of modules, "encoder.layers.*"; repeat for more (the '
         "layers that retape.enable finds)",
     )
-    group.add_argument(
-        "--size",
-        action="append",
-        metavar="NAME=VALUE",
-        type=_option,
-        help="an argument of the factory, for memory; repeat for more (its defaults)",
-    )
-    group.add_argument(
-        "--time-size",
-        action="append",
-        metavar="NAME=VALUE",
-        type=_option,
-        help="the same, for times and gradients (as --size)",
-    )
-    group.add_argument(
-        "--dry",
-        action="store_true",
-        help="compute nothing while memory is measured: for a model that does not look at values (computes)",
-    )
+    for option, text in (
+        ("--size", "an argument of the factory, for memory; repeat for more (its defaults)"),
+        ("--time-size", "the same, for times and gradients (as --size)"),
+    ):
+        group.add_argument(option, action="append", metavar="NAME=VALUE", type=_option, help=text)
+    text = "compute nothing while memory is measured: for a model that does not look at values (computes)"
+    group.add_argument("--dry", action="store_true", help=text)
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -95,14 +83,9 @@ def refuse_options(args: argparse.Namespace, there_is_one: bool) -> None:
 
 
 def plan(
-    names: Sequence[str],
-    chosen: Sequence[Method],
-    args: argparse.Namespace,
-    console: Console,
-    rounds: int,
-    drawn: Sequence[str],
+    names: Sequence[str], chosen: Sequence[Method], args: argparse.Namespace, console: Console
 ) -> list[Entry]:
-    """Makes each model once: what is wrong with it is told before anything is measured."""
+    """Makes each model once: what is wrong with it is reported before anything is measured."""
     small = {**dict(args.size or []), **dict(args.time_size or [])}
     size = small if args.quick else dict(args.size or [])
     found = []
@@ -114,50 +97,38 @@ def plan(
     for big, few in found:
         for dtype in dict.fromkeys(args.dtype or [None]):
             with told(args, big.name, "its factory raises"):
-                entry = _entry(big, few, size, small, dtype, chosen, args)
-            entries.append(replace(entry, rounds=rounds, drawn=drawn))
+                entries.append(_entry((big, size), (few, small), dtype, chosen, args))
     return entries
 
 
+Sized = tuple[find.Subject, Mapping[str, Any]]  # a subject, and the options of its factory
+
+
 def _entry(
-    big: find.Subject,
-    few: find.Subject,
-    size: Mapping[str, Any],
-    small: Mapping[str, Any],
-    dtype: str | None,
-    chosen: Sequence[Method],
-    args: argparse.Namespace,
+    big: Sized, few: Sized, dtype: str | None, chosen: Sequence[Method], args: argparse.Namespace
 ) -> Entry:
     called: set[str] = set()
-    memory = _make(big, dtype, args.layer or [], called)
-    with maybe_dry(args.dry):  # a model that is large takes long to be filled
+    memory = times = _make(big[0], dtype, args.layer or [], called)
+    with maybe_dry(args.dry):  # a large model takes long to be filled
         task = memory()
-    subject = Subject(big.name, _title(task), "models", _size(task, size))
+    subject = Subject(big[0].name, _title(task), "models", _size(task, big[1]))
     subject.layers = [name for name, _ in task.layers]
     methods = [
         replace(m, unfit=m.unfit or _unfit(m, task)) for m in fitting(chosen, args.method or [])
     ]
-    no_layers = task.no_layers
+    warnings = partial(_warnings, subject, task.no_layers, called)
     del task
-    times = None
     if not args.memory_only:
-        times = memory if size == small else _make(few, dtype, args.layer or [], called)
-        subject.time_size = subject.size if size == small else _size(times(), small)
-    return Entry(
-        subject,
-        memory,
-        times,
-        methods,
-        dry=args.dry,
-        rounds=0,
-        drawn=(),
-        is_own=True,
-        warnings=partial(_warnings, subject, no_layers, called),
-    )
+        subject.time_size = subject.size
+        if big[1] != few[1]:
+            times = _make(few[0], dtype, args.layer or [], called)
+            subject.time_size = _size(times(), few[1])
+    times = None if args.memory_only else times
+    return Entry(subject, memory, times, methods, args.dry, is_own=True, warnings=warnings)
 
 
 def _warnings(subject: Subject, no_layers: str, called: set[str]) -> list[str]:
-    """Of rows around layers that tell nothing, once it was run."""
+    """Of rows around layers that prove nothing, once it was run."""
     if no_layers:
         return [f"{subject.name}: {no_layers} Nothing was wrapped around layers."]
     idle = [name for name in subject.layers if name not in called]

@@ -109,9 +109,8 @@ class Subject:
     time_size: dict[str, Any] | None = None  # where times and gradients are of another size
     rows: list[Row] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
-    layers: list[str] = field(
-        default_factory=list
-    )  # names of what methods are wrapped around, of a model of the user's
+    # Of a model of the user's: names of what methods are wrapped around.
+    layers: list[str] = field(default_factory=list)
 
     @property
     def plain(self) -> Row | None:
@@ -146,7 +145,7 @@ class Run:
 
 
 def vacuity_warnings(run: Run) -> list[str]:
-    """Of subjects whose gradients no method can get wrong, or none right."""
+    """Of subjects whose gradients are right, or wrong, whatever a method does."""
     why = {
         ZERO: "every gradient is zero, plain's too: that they are equal proves nothing",
         NAN: "every gradient is NaN or zero, plain's too: that they are equal proves nothing",
@@ -189,6 +188,10 @@ def run_from(result: dict[str, Any]) -> Run:
     return Run(subjects, list(result["warnings"]))
 
 
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
 def _is_int(value: Any) -> bool:
     return type(value) is int and abs(value) < 2**63
 
@@ -197,28 +200,24 @@ def _is_number(value: Any) -> bool:
     return _is_int(value) or (type(value) is float and math.isfinite(value))
 
 
-def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, (list, tuple)) and all(map(is_one, value))
+def _is_list_of(is_one: Callable[[Any], bool], length: int | None = None) -> Callable[[Any], bool]:
+    def is_list(value: Any) -> bool:
+        fits = isinstance(value, (list, tuple)) and length in (None, len(value))
+        return fits and all(map(is_one, value))
 
-
-def _is_str(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_spread(value: Any) -> bool:
-    return _is_list_of(_is_number)(value) and len(value) == 3
+    return is_list
 
 
 # By the annotations above: what it is in words, and whether a value is one.
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "str": ("a text", _is_str),
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "str": ("a text", _is(str)),
+    "bool": ("true or false", _is(bool)),
     "int": ("a whole number", _is_int),
     "float": ("a finite number", _is_number),
-    "Spread": ("three numbers", _is_spread),
+    "Spread": ("three numbers", _is_list_of(_is_number, 3)),
     "list[float]": ("numbers", _is_list_of(_is_number)),
-    "list[str]": ("texts", _is_list_of(_is_str)),
-    "dict[str, Any]": ("names and values", lambda value: isinstance(value, dict)),
+    "list[str]": ("texts", _is_list_of(_is(str))),
+    "dict[str, Any]": ("names and values", _is(dict)),
 }
 
 

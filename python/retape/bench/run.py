@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -18,7 +18,7 @@ from retape._step import same_python_numbers
 from retape._text import Exit, make_console, offer
 from retape.bench import cells, methods, own_model, report, timing
 from retape.bench.blocks import BLOCKS, Block, BlockTask, Size
-from retape.bench.entry import Entry, fill_in
+from retape.bench.entry import Entry
 from retape.bench.methods import METHODS, Method
 from retape.bench.models import MODELS
 from retape.bench.own_model import is_own
@@ -40,7 +40,7 @@ TIME_OF_ONE_PRODUCT = {
 }
 QUICK = {"float32": {"d_model": 256, "d_ff": 1024, "sequence": 256}, "bfloat16": _BFLOAT16}
 _MOST = 10**12  # of a dimension: dry runs are of any size that can be allocated
-ROUNDS = 7  # the fewest but one that tell something of a median
+ROUNDS = 7  # one more than the fewest that a median can be judged by
 QUICK_METHODS = ("plain", "retape cheap", "retape full", "torch checkpoint", "selective")
 SIZES = {
     "d_model": "width of the stream",
@@ -50,6 +50,7 @@ SIZES = {
 }
 TIME_SIZES = {f"time_{name}": name for name in SIZES}
 TIMELINES = ("plain", "retape cheap", "retape full", "retape full, one scope", "torch checkpoint")
+_OF_BLOCKS = ("layers", "frontier", "compiled", *SIZES, *TIME_SIZES)  # options
 
 
 class _List(argparse.Action):
@@ -61,7 +62,8 @@ class _List(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--subject",
         action="append",
         metavar="NAME",
@@ -69,69 +71,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{own_model.FORM}, a function of yours that makes (model, inputs) or a retape.Step: its code is run; "
         "demo:, hf: and cpp: of retape verify too; repeat for more (all)",
     )
-    parser.add_argument(
-        "--method", action="append", metavar="NAME", help="repeat for more; --list shows them (all)"
-    )
-    parser.add_argument("--list", action=_List, nargs=0, help="show subjects and methods, and stop")
-    parser.add_argument(
-        "--layers",
-        action="append",
-        type=_layers,
-        metavar="N",
-        help="of a block; repeat for more (1 and 8)",
-    )
-    parser.add_argument(
-        "--dtype",
-        action="append",
-        metavar="DTYPE",
-        help=f"{', '.join(DTYPES)}; repeat (both for blocks)",
-    )
-    for name, help_text in SIZES.items():
-        parser.add_argument(
-            _option(name),
-            type=int,
-            metavar="N",
-            help=f"{help_text} of a block, for memory ({getattr(Size(), name)})",
-        )
+    methods_help = "repeat for more; --list shows them (all)"
+    add("--method", action="append", metavar="NAME", help=methods_help)
+    add("--list", action=_List, nargs=0, help="show subjects and methods, and stop")
+    layers_help = "of a block; repeat for more (1 and 8)"
+    add("--layers", action="append", type=_layers, metavar="N", help=layers_help)
+    dtypes_help = f"{', '.join(DTYPES)}; repeat (both for blocks)"
+    add("--dtype", action="append", metavar="DTYPE", help=dtypes_help)
+    for name, words in SIZES.items():
+        text = f"{words} of a block, for memory ({getattr(Size(), name)})"
+        add(_option(name), type=int, metavar="N", help=text)
     for option, name in TIME_SIZES.items():
-        parser.add_argument(
-            _option(option),
-            type=int,
-            metavar="N",
-            help=f"the same, for times and gradients ({_time_default(name)})",
-        )
-    parser.add_argument(
-        "--compute",
-        action="store_true",
-        help="compute while memory is measured; else ops allocate and do nothing",
-    )
-    parser.add_argument(
-        "--compiled",
-        action="store_true",
-        help="torch.compile too, at three budgets: compiling takes minutes",
-    )
-    parser.add_argument("--no-time", action="store_true", help="memory and gradients only")
-    parser.add_argument("--memory-only", action="store_true", help="no gradients compared either")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"of times ({ROUNDS})")
-    parser.add_argument(
+        text = f"the same, for times and gradients ({_time_default(name)})"
+        add(_option(option), type=int, metavar="N", help=text)
+    for option, text in (
+        ("--compute", "compute while memory is measured; else ops allocate and do nothing"),
+        ("--compiled", "torch.compile too, at three budgets: compiling takes minutes"),
+        ("--no-time", "memory and gradients only"),
+        ("--memory-only", "no gradients compared either"),
+    ):
+        add(option, action="store_true", help=text)
+    add("--rounds", type=int, metavar="N", help=f"of times ({ROUNDS})")
+    add(
         "--frontier",
         action=argparse.BooleanOptionalAction,
         help="of a block: a row for every k of the last layers cheap and the rest full (yes, unless "
         "--method or --quick choose rows)",
     )
-    parser.add_argument(
-        "--timeline",
-        action="append",
-        metavar="NAME",
-        help=f"a method whose live bytes are drawn; repeat for more ({'; '.join(TIMELINES)})",
-    )
+    text = f"a method whose live bytes are drawn; repeat for more ({'; '.join(TIMELINES)})"
+    add("--timeline", action="append", metavar="NAME", help=text)
     own_model.add_arguments(parser)
     report.add_arguments(parser)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="few methods, small sizes: less than a minute for the blocks, two for the models",
-    )
+    text = "few methods, small sizes: less than a minute for the blocks, two for the models"
+    add("--quick", action="store_true", help=text)
 
 
 def _layers(text: str) -> int:
@@ -144,12 +116,11 @@ def _layers(text: str) -> int:
 
 
 def _time_default(name: str) -> str:
-    given = {dtype: size.get(name) for dtype, size in TIME.items()}
-    if None in given.values():
+    if name not in TIME["float32"]:
         return f"as {_option(name)}"
-    one = TIME_OF_ONE_PRODUCT["float32"][name]
-    of_one = f", of blocks of one product {one}" if one != given["float32"] else ""
-    return f"at most {given['float32']}{of_one}; less in bfloat16"
+    many, one = TIME["float32"][name], TIME_OF_ONE_PRODUCT["float32"][name]
+    of_one = f", of blocks of one product {one}" if one != many else ""
+    return f"at most {many}{of_one}; less in bfloat16"
 
 
 def run(args: argparse.Namespace, console: Console) -> tuple[Exit, dict[str, Any]]:
@@ -163,12 +134,12 @@ def _run(
     asked: report.Asked, args: argparse.Namespace, console: Console
 ) -> tuple[Exit, dict[str, Any]]:
     entries = _plan(args, console)
-    if any(entry.rounds for entry in entries):
+    rounds, drawn = _rounds(args), args.timeline or TIMELINES
+    if rounds:
         args.environment = timing.environment
     result = Run()
     measured: list[timing.Times] = []
-
-    parts = [part for entry in entries for part in entry.parts()]
+    parts = [part for entry in entries for part in entry.parts(rounds, drawn)]
     remaining = Remaining(parts)
 
     def all_of_it(advance: Callable[[str], None]) -> None:
@@ -177,12 +148,12 @@ def _run(
             advance(f"{part.subject}: {part.stage}{part.method}")
 
         for number, entry in enumerate(entries, 1):
-            with _whose_fault_it_is(entry, args):
-                measured.extend(fill_in(entry, begin))
+            with _refused_if_not_ours(entry, args):
+                measured.extend(entry.measure(rounds, drawn, begin))
             result.subjects.append(entry.subject)
             unfinished = f"not finished: {number} of {len(entries)} subjects were measured"
             args.save(report.exit_code(result), Run(result.subjects, [unfinished]).to_dict())
-            report.terminal.print_subject(entry.subject, console)  # whose reader may have gone
+            report.terminal.print_subject(entry.subject, console)  # it may raise: | head
 
     progress(all_of_it, len(parts), console, remaining)
     noise = timing.noise_warnings(measured) if measured else []
@@ -191,83 +162,60 @@ def _run(
     return report.finish(result, asked, args, console)
 
 
-def _whose_fault_it_is(
-    entry: Entry, args: argparse.Namespace
-) -> contextlib.AbstractContextManager[None]:
-    """A plain step that raises is the user's, if the model is, or if the size is too large; else ours."""
-    if not entry.is_own:
-        return _told_too_large(entry, args)
-    fix = " Fix: leave out --dry, where code looks at values." if entry.dry else ""
-    return own_model.told(args, entry.subject.name, "the plain step raises", fix)
-
-
 @contextlib.contextmanager
-def _told_too_large(entry: Entry, args: argparse.Namespace) -> Iterator[None]:
+def _refused_if_not_ours(entry: Entry, args: argparse.Namespace) -> Iterator[None]:
+    """Exit code 2 where a plain step raises because of the user's model, or because the size is too large."""
+    subject = entry.subject
+    if entry.is_own:
+        fix = " Fix: leave out --dry, where code looks at values." if entry.dry else ""
+        with own_model.told(args, subject.name, "the plain step raises", fix):
+            yield
+        return
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         # More bytes than there are, or than can be counted.
         if not is_out_of_memory(error) and "overflow" not in str(error):
             raise
-        of_block = entry.subject.name in BLOCKS
-        fix = (
-            "a smaller size, --d-model and its like"
-            if of_block
-            else "--quick, which takes its small size"
-        )
-        text = f"{entry.subject.key}: the plain step does not fit into memory, at {cells.sizes_text(entry.subject)}"
+        of_block = "a smaller size, --d-model and its like"
+        fix = of_block if subject.name in BLOCKS else "--quick, which takes its small size"
+        text = f"{subject.key}: the plain step does not fit into memory, at {cells.sizes_text(subject)}"
         args.parser.exit(Exit.USAGE, f"[retape bench] {text}. Fix: {fix}.\n")
 
 
 def _plan(args: argparse.Namespace, console: Console) -> list[Entry]:
     groups = {"blocks": list(BLOCKS), "models": list(MODELS)}
-    for option, values, known in (
-        (
-            "--subject",
-            [each for each in args.subject or [] if not is_own(each)],
-            [*BLOCKS, *MODELS, *groups],
-        ),
-        ("--method", args.method or [], list(METHODS)),
-        ("--dtype", args.dtype or [], DTYPES),
-    ):
-        for value in values:
-            if value not in known:
-                _refuse(args, option, value, known)
+    subjects = [name for name in args.subject or [] if not is_own(name)]
+    _refuse_unknown(args, "--subject", subjects, [*BLOCKS, *MODELS, *groups])
+    _refuse_unknown(args, "--method", args.method or [], list(METHODS))
+    _refuse_unknown(args, "--dtype", args.dtype or [], DTYPES)
+    if args.rounds is not None:
+        _refuse_beyond(args, "rounds", args.rounds, MOST_ROUNDS)
     asked = args.subject or (["blocks"] if args.quick else ["blocks", "models"])
     names = _once([name for each in asked for name in groups.get(each, [each])])
     usual = QUICK_METHODS if args.quick else [name for name, m in METHODS.items() if m.is_eager]
     compiled = [name for name, m in METHODS.items() if not m.is_eager and args.compiled]
     chosen = [METHODS[name] for name in _once(["plain", *(args.method or usual), *compiled])]
-    if args.rounds is not None:
-        _refuse_beyond(args, "rounds", args.rounds, MOST_ROUNDS)
     blocks = [name for name in names if name in BLOCKS]
-    if not blocks:
-        _refuse_options_of_blocks(args)
-    models, own = (
-        [name for name in names if name in MODELS],
-        [name for name in names if is_own(name)],
-    )
+    own = [name for name in names if is_own(name)]
+    for option in (name for name in _OF_BLOCKS if getattr(args, name) and not blocks):
+        args.parser.error(f"{_option(option)} is of blocks, and --subject names none of them")
     own_model.refuse_options(args, bool(own))
-    others = [*_blocks(blocks, chosen, args), *_models(models, chosen, args)]
-    # First: what is wrong with code that nobody here knows is told at once, not after an hour.
-    entries = [
-        *own_model.plan(own, chosen, args, console, _rounds(args), args.timeline or TIMELINES),
-        *others,
+    others = [
+        *_blocks(blocks, chosen, args),
+        *_models([name for name in names if name in MODELS], chosen, args),
     ]
-    _refuse_timelines_of_nothing(entries, args)
-    return entries
-
-
-def _refuse_timelines_of_nothing(entries: Sequence[Entry], args: argparse.Namespace) -> None:
-    there_are = list(dict.fromkeys(method.name for entry in entries for method in entry.methods))
+    # First: a mistake in the user's code is reported at once, not after an hour.
+    entries = [*own_model.plan(own, chosen, args, console), *others]
+    rows = _once([method.name for entry in entries for method in entry.methods])
     for name in args.timeline or []:
-        if name in METHODS and name not in there_are:
+        if name in METHODS and name not in rows:
             option = "--method" if METHODS[name].is_eager else "--compiled or --method"
             args.parser.error(
                 f"--timeline {name!r}: no subject has that row. Fix: {option} chooses it."
             )
-        if name not in there_are:
-            _refuse(args, "--timeline", name, there_are)
+    _refuse_unknown(args, "--timeline", args.timeline or [], rows)
+    return entries
 
 
 def _refuse_what_needs_times(args: argparse.Namespace) -> None:
@@ -281,16 +229,21 @@ def _refuse_what_needs_times(args: argparse.Namespace) -> None:
             )
 
 
-def _refuse_options_of_blocks(args: argparse.Namespace) -> None:
-    for name in ("layers", "frontier", "compiled", *SIZES, *TIME_SIZES):
-        if getattr(args, name):
-            args.parser.error(f"{_option(name)} is of blocks, and --subject names none of them")
-
-
 def _refuse_beyond(args: argparse.Namespace, name: str, value: int, most: int) -> None:
-    for limit, is_beyond in (("at least 1", value < 1), (f"at most {most}", value > most)):
-        if is_beyond:
-            args.parser.error(f"{_option(name)} {value}: expected {limit}")
+    if not 1 <= value <= most:
+        expected = "at least 1" if value < 1 else f"at most {most}"
+        args.parser.error(f"{_option(name)} {value}: expected {expected}")
+
+
+def _refuse_unknown(
+    args: argparse.Namespace, option: str, values: Sequence[str], known: Sequence[str]
+) -> None:
+    for value in values:
+        if value not in known:
+            # A dtype that is spelt like another is not meant by it. Names of methods have spaces in them.
+            offered = offer(value, known, repr, cutoff=1.0 if known is DTYPES else 0.5)
+            text = f"[retape bench] no such value for {option}: {value!r}. {offered}\n"
+            args.parser.exit(Exit.USAGE, text)
 
 
 def _once(values: Sequence[Any]) -> list[Any]:
@@ -303,54 +256,39 @@ def _option(name: str) -> str:
 
 
 def _rounds(args: argparse.Namespace) -> int:
-    if args.no_time or args.memory_only:
-        return 0
-    return ROUNDS if args.rounds is None else args.rounds
+    usual = ROUNDS if args.rounds is None else args.rounds
+    return 0 if args.no_time or args.memory_only else usual
 
 
 def _blocks(names: Sequence[str], chosen: list[Method], args: argparse.Namespace) -> list[Entry]:
     layers = _once(args.layers or ([2] if args.quick else [1, 8]))
     dtypes = _once(args.dtype or (["float32"] if args.quick else DTYPES))
-    given = {name: getattr(args, name) for name in SIZES}
-    numbers = {name: getattr(Size(), name) if n is None else n for name, n in given.items()}
-    frontier = not (args.quick or args.method) if args.frontier is None else args.frontier
-    timed = {each: n for each in TIME_SIZES if (n := getattr(args, each)) is not None}
-    for name, value in [*numbers.items(), *timed.items(), *(("layers", n) for n in layers)]:
+    given = {name: n for name in SIZES if (n := getattr(args, name)) is not None}
+    timed = {option: n for option in TIME_SIZES if (n := getattr(args, option)) is not None}
+    for name, value in [*given.items(), *timed.items(), *(("layers", n) for n in layers)]:
         _refuse_beyond(args, name, value, LAYERS if name == "layers" else _MOST)
+    frontier = not (args.quick or args.method) if args.frontier is None else args.frontier
     entries = []
-    for size in (Size(n, dtype, **numbers) for dtype in dtypes for n in layers):
+    for size in (Size(n, dtype, **given) for dtype in dtypes for n in layers):
         more = methods.frontier(size.layers) if frontier else []
         for name in names:
-            time_size = _time_size(size, _usual_time_size(BLOCKS[name], size, args.quick), timed)
-            entries.append(
-                Entry(
-                    Subject(
-                        name,
-                        BLOCKS[name].title,
-                        "blocks",
-                        size.to_dict(),
-                        None if args.memory_only else time_size.to_dict(),
-                    ),
-                    block_task(name, size, scaled=args.compute),
-                    None if args.memory_only else block_task(name, time_size, scaled=True),
-                    [*chosen, *more],
-                    dry=not args.compute,
-                    rounds=_rounds(args),
-                    drawn=args.timeline or TIMELINES,
-                )
-            )
+            title, time_size = BLOCKS[name].title, _time_size(BLOCKS[name], size, args.quick)
+            time_size = replace(time_size, **{TIME_SIZES[option]: n for option, n in timed.items()})
+            subject = Subject(name, title, "blocks", asdict(size))
+            times = None
+            if not args.memory_only:
+                subject.time_size = asdict(time_size)
+                times = block_task(name, time_size, scaled=True)
+            memory = block_task(name, size, scaled=args.compute)
+            entries.append(Entry(subject, memory, times, [*chosen, *more], dry=not args.compute))
     return entries
 
 
-def _usual_time_size(block: type[Block], size: Size, quick: bool) -> dict[str, int]:
+def _time_size(block: type[Block], size: Size, quick: bool) -> Size:
+    """The usual one, and not above what memory is measured at."""
     by_dtype = QUICK if quick else TIME_OF_ONE_PRODUCT if block.has_one_product else TIME
-    return by_dtype[block.multiplies or size.dtype]
-
-
-def _time_size(size: Size, usual: dict[str, int], given: dict[str, int]) -> Size:
-    """What was given for it, else the usual, and not above what memory is measured at."""
-    small = {name: min(value, getattr(size, name)) for name, value in usual.items()}
-    return replace(size, **{**small, **{TIME_SIZES[option]: n for option, n in given.items()}})
+    usual = by_dtype[block.multiplies or size.dtype]
+    return replace(size, **{name: min(n, getattr(size, name)) for name, n in usual.items()})
 
 
 def block_task(name: str, size: Size, scaled: bool) -> Make:
@@ -363,69 +301,30 @@ def _models(names: Sequence[str], chosen: list[Method], args: argparse.Namespace
     for dtype in _once(args.dtype or ["float32"]):
         for model in (MODELS[name] for name in names):
             size = model.small if args.quick else model.size
-            entries.append(
-                Entry(
-                    Subject(
-                        model.name,
-                        model.title,
-                        "models",
-                        {"dtype": dtype, **size},
-                        None if args.memory_only else {"dtype": dtype, **model.small},
-                    ),
-                    model.at(size, dtype),
-                    None if args.memory_only else model.at(model.small, dtype),
-                    [
-                        replace(each, needs=model.needs) if model.missing else each
-                        for each in fitting
-                    ],
-                    dry=model.dry and not args.compute,
-                    rounds=_rounds(args),
-                    drawn=args.timeline or TIMELINES,
-                )
-            )
+            subject = Subject(model.name, model.title, "models", {"dtype": dtype, **size})
+            times = None
+            if not args.memory_only:
+                subject.time_size = {"dtype": dtype, **model.small}
+                times = model.at(model.small, dtype)
+            rows = [replace(m, needs=model.needs) if model.missing else m for m in fitting]
+            dry = model.dry and not args.compute
+            entries.append(Entry(subject, model.at(size, dtype), times, rows, dry))
     return entries
 
 
-def _refuse(args: argparse.Namespace, option: str, value: str, known: Sequence[str]) -> NoReturn:
-    args.parser.exit(
-        Exit.USAGE,
-        f"[retape bench] no such value for {option}: {value!r}. {_offer(value, known)}\n",
-    )
-
-
-def _offer(word: str, known: Sequence[str]) -> str:
-    """What begins as the word does, or else is spelt like it. Of dtypes all: one that is spelt like
-    another is not meant by it."""
-    begun = [name for name in known if name.lower().startswith(word.lower())]
-    meant = [
-        repr(name)  # names of methods have spaces in them
-        for name in begun
-        if not any(name != short and name.startswith(short) for short in begun)
-    ]
-    if word and meant:
-        return f"Did you mean {' or '.join(filter(None, [', '.join(meant[:-1]), meant[-1]]))}?"
-    if known is DTYPES:
-        return f"There is: {', '.join(known)}."
-    return offer(word, known, show=repr)
-
-
 def _print_list(console: Console) -> None:
-    block = {name: getattr(Size(), name) for name in SIZES}
-    of_blocks, of_models = f", at {cells.size_text(block)}", ", at the size below each"
-    for group, subjects in ((f"blocks{of_blocks}", BLOCKS), (f"models{of_models}", MODELS)):
-        console.print(f"{group}:", markup=False, highlight=False)
-        for name, subject in subjects.items():
-            state = f"  ({missing})" if (missing := getattr(subject, "missing", "")) else ""
-            console.print(f"  {name:15} {subject.title}{state}", markup=False, highlight=False)
-            if size := getattr(subject, "size", None):
-                console.print(
-                    f"{'':18}{cells.size_text(size)}", markup=False, highlight=False, soft_wrap=True
-                )
-    console.print(
-        f"yours:\n  {own_model.FORM}, a function that makes (model, inputs) or a retape.Step",
-        markup=False,
-    )
-    console.print("methods:")
+    def line(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    usual = cells.size_text({name: getattr(Size(), name) for name in SIZES})
+    line(f"blocks, at {usual}:")
+    for name, block in BLOCKS.items():
+        line(f"  {name:15} {block.title}")
+    line("models, at the size below each:")
+    for name, model in MODELS.items():
+        line(f"  {name:15} {model.title}" + f"  ({model.missing})" * bool(model.missing))
+        line(f"{'':18}{cells.size_text(model.size)}")
+    line(f"yours:\n  {own_model.FORM}, a function that makes (model, inputs) or a retape.Step")
+    line("methods:")
     for method in METHODS.values():
-        state = f"  ({method.missing})" if method.missing else ""
-        console.print(f"  {method.name}{state}", markup=False, highlight=False)
+        line(f"  {method.name}" + f"  ({method.missing})" * bool(method.missing))

@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retape import _artefact
+from retape._progress import progress
 from retape._text import quartiles
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 THREADS = 1  # inside an op that is timed
 
@@ -35,7 +39,7 @@ class Times:
         return quartiles([_total(r) if phase is None else r[phase] for r in self.rounds])[1]
 
     def least_ns(self) -> int:
-        """The quickest round: what is left of the time when nobody else disturbs."""
+        """The quickest round: its time has the least noise of other programs."""
         return min(_total(phases) for phases in self.rounds)
 
     def ratio(self) -> tuple[float, float, float]:
@@ -96,8 +100,8 @@ def interleave(
     on_round: Callable[[], None] = lambda: None,
     on_error: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Times]:
-    """Times of every run. The first `warmup` rounds are thrown away. A run that raises is told to
-    `on_error` and has no times; others go on. The reference may not: nothing is beside it then."""
+    """Times of every run. The first `warmup` rounds are thrown away. A run that raises is passed to
+    `on_error` and has no times; others go on. The reference must not raise: ratios need it."""
     times = {name: Times() for name in runs}
     for index in range(warmup + rounds):
         gc.collect()
@@ -118,6 +122,13 @@ def interleave(
                 times[name].ratios.append(_total(phases) / _total(measured[reference]))
         on_round()
     return times
+
+
+def with_bar(measure: Callable[[Callable[[], None]], Any], rounds: int, console: Console) -> Any:
+    """`measure(on_round)`, under a bar that counts its calls of on_round()."""
+    found = []
+    progress(lambda advance: found.append(measure(lambda: advance("rounds"))), rounds, console)
+    return found[0]
 
 
 def noise_warnings(times: Sequence[Times], limit: float = 0.10) -> list[str]:

@@ -14,7 +14,6 @@ make(name, dtype, seed).
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import inspect
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retape._C import UsageError
-from retape._text import told_by_a_verb
+from retape._text import offer, told_by_a_verb
 from retape.subjects import raised
 
 if TYPE_CHECKING:
@@ -242,8 +241,4 @@ KINDS: dict[str, Callable[[str, str], Subject]] = {
 
 
 def _offer(word: str, known: Sequence[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if close:
-        return f" Did you mean {prefix}{close[0]}?"
-    few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    return f" There is: {few}." if known else ""
+    return f" {offer(word, known, lambda name: prefix + name, most=8)}" if known else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ class HuggingFaceTask(ModuleTask):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """transformers tells people of defaults; of these models nobody chose any."""
+    """Without the warnings of transformers about defaults."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -76,153 +76,114 @@ class _Call:
         return self.forward(x, *self.args, **self.kwargs)
 
 
-def _tokens(vocabulary: int, batch: int, tokens: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(vocabulary, (batch, tokens))
-    return {"input_ids": ids, "labels": ids}
+_CLASSES = 100
+# What transformers calls a size.
+_NAMES = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "hidden": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocabulary": "vocab_size",
+    "tokens": "max_position_embeddings",
+    "pixels": "image_size",
+    "patch": "patch_size",
+    "state": "state_size",
+}
 
 
-def _pictures(batch: int, pixels: int, classes: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    return {
-        "pixel_values": torch.randn(batch, 3, pixels, pixels, dtype=dtype),
-        "labels": torch.randint(classes, (batch,)),
-    }
-
-
-def gpt2(
+def _make(
     dtype: torch.dtype,
-    layers: int,
-    width: int,
-    heads: int,
-    vocabulary: int,
-    batch: int,
-    tokens: int,
+    *,
+    name: str,
+    options: Mapping[str, Any],
+    layers_of: Callable[[Any], Sequence[nn.Module]],
+    **size: int,
 ) -> HuggingFaceTask:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    """The model that transformers calls `name`, with random weights and inputs. options: more of its
+    configuration; a function is of the sizes."""
+    import transformers
 
-    config = GPT2Config(
-        n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocabulary, n_positions=tokens,
-        attn_implementation="eager", use_cache=False,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).to(dtype)
-    return HuggingFaceTask(model, _tokens(vocabulary, batch, tokens), model.transformer.h)
-
-
-def llama(
-    dtype: torch.dtype, layers: int, width: int, hidden: int, heads: int, kv_heads: int,
-    vocabulary: int, batch: int, tokens: int,
-) -> HuggingFaceTask:  # fmt: skip
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=layers, hidden_size=width, intermediate_size=hidden,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, vocab_size=vocabulary,
-        max_position_embeddings=tokens, use_cache=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).to(dtype)
-    return HuggingFaceTask(model, _tokens(vocabulary, batch, tokens), model.model.layers)
-
-
-def bert(
-    dtype: torch.dtype,
-    layers: int,
-    width: int,
-    heads: int,
-    vocabulary: int,
-    batch: int,
-    tokens: int,
-) -> HuggingFaceTask:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(
-        num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width,
-        num_attention_heads=heads, vocab_size=vocabulary, max_position_embeddings=tokens,
-    )  # fmt: skip
-    model = BertForMaskedLM(config).to(dtype)
-    return HuggingFaceTask(model, _tokens(vocabulary, batch, tokens), model.bert.encoder.layer)
-
-
-def vit(
-    dtype: torch.dtype, layers: int, width: int, heads: int, pixels: int, patch: int, batch: int
-) -> HuggingFaceTask:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    classes = 100
-    config = ViTConfig(
-        num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width,
-        num_attention_heads=heads, image_size=pixels, patch_size=patch, num_labels=classes,
-    )  # fmt: skip
-    model = ViTForImageClassification(config).to(dtype)
-    return HuggingFaceTask(model, _pictures(batch, pixels, classes, dtype), model.vit.layers)
-
-
-def resnet50(dtype: torch.dtype, pixels: int, batch: int) -> HuggingFaceTask:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    classes = 100
-    config = ResNetConfig(depths=[3, 4, 6, 3], layer_type="bottleneck", num_labels=classes)
-    model = ResNetForImageClassification(config).to(dtype)
-    layers = [layer for stage in model.resnet.encoder.stages for layer in stage.layers]
-    return HuggingFaceTask(model, _pictures(batch, pixels, classes, dtype), layers)
-
-
-def mamba2(
-    dtype: torch.dtype, layers: int, width: int, heads: int, state: int, vocabulary: int, batch: int,
-    tokens: int,
-) -> HuggingFaceTask:  # fmt: skip
-    from transformers import Mamba2Config, Mamba2ForCausalLM
-
-    config = Mamba2Config(
-        num_hidden_layers=layers, hidden_size=width, num_heads=heads, head_dim=2 * width // heads,
-        state_size=state, n_groups=1, vocab_size=vocabulary, chunk_size=64,
-    )  # fmt: skip
-    model = Mamba2ForCausalLM(config).to(dtype)
-    return HuggingFaceTask(model, _tokens(vocabulary, batch, tokens), model.backbone.layers)
-
-
-def _quietly(make: Callable[..., HuggingFaceTask], **options: Any) -> HuggingFaceTask:
+    named = {_NAMES[each]: value for each, value in size.items() if each in _NAMES}
+    more = {key: value(size) if callable(value) else value for key, value in options.items()}
     with quiet():
-        return make(**options)
+        cls = getattr(transformers, name)
+        model = cls(cls.config_class(**named, **more)).to(dtype)
+    batch = size["batch"]
+    if "tokens" in size:
+        ids = torch.randint(size["vocabulary"], (batch, size["tokens"]))
+        inputs = {"input_ids": ids, "labels": ids}
+    else:
+        pictures = torch.randn(batch, 3, size["pixels"], size["pixels"], dtype=dtype)
+        inputs = {"pixel_values": pictures, "labels": torch.randint(_CLASSES, (batch,))}
+    return HuggingFaceTask(model, inputs, layers_of(model))
+
+
+def _four_times_as_wide(size: dict[str, int]) -> int:
+    return 4 * size["width"]
+
+
+def _blocks_of_resnet(model: Any) -> list[nn.Module]:
+    return [layer for stage in model.resnet.encoder.stages for layer in stage.layers]
 
 
 def _model(
     name: str,
     title: str,
-    make: Callable[..., HuggingFaceTask],
+    of: str,
+    layers_of: Callable[[Any], Sequence[nn.Module]],
+    options: Mapping[str, Any],
     *sizes: dict[str, Any],
     dry: bool = True,
 ) -> Model:
-    return Model(name, title, partial(_quietly, make), *sizes, dry=dry, needs="transformers")
+    make = partial(_make, name=of, options=options, layers_of=layers_of)
+    return Model(name, title, make, *sizes, dry=dry, needs="transformers")
 
 
 MODELS = (
     _model(
-        "gpt2", "GPT-2, unfused attention, dropout", gpt2,
+        "gpt2", "GPT-2, unfused attention, dropout",
+        "GPT2LMHeadModel", lambda model: model.transformer.h,
+        dict(attn_implementation="eager", use_cache=False),
         dict(layers=12, width=768, heads=12, vocabulary=50257, batch=4, tokens=1024),
         dict(layers=8, width=128, heads=4, vocabulary=1024, batch=2, tokens=128),
     ),
     _model(
-        "llama", "LLaMA, fused attention, grouped heads", llama,
+        "llama", "LLaMA, fused attention, grouped heads",
+        "LlamaForCausalLM", lambda model: model.model.layers,
+        dict(use_cache=False),
         dict(layers=16, width=2048, hidden=5632, heads=32, kv_heads=8, vocabulary=32000, batch=1, tokens=2048),
         dict(layers=8, width=128, hidden=352, heads=4, kv_heads=2, vocabulary=1024, batch=2, tokens=128),
     ),
     _model(
-        "bert", "BERT, dropout", bert,
+        "bert", "BERT, dropout",
+        "BertForMaskedLM", lambda model: model.bert.encoder.layer,
+        dict(intermediate_size=_four_times_as_wide),
         dict(layers=12, width=768, heads=12, vocabulary=30522, batch=8, tokens=512),
         dict(layers=8, width=128, heads=4, vocabulary=1024, batch=2, tokens=128),
     ),
     _model(
-        "vit", "ViT", vit,
+        "vit", "ViT",
+        "ViTForImageClassification", lambda model: model.vit.layers,
+        dict(intermediate_size=_four_times_as_wide, num_labels=_CLASSES),
         dict(layers=12, width=768, heads=12, pixels=224, patch=16, batch=16),
         dict(layers=8, width=128, heads=4, pixels=64, patch=8, batch=4),
     ),
     _model(
-        "resnet50", "ResNet-50, batch norm", resnet50,
+        "resnet50", "ResNet-50, batch norm",
+        "ResNetForImageClassification", _blocks_of_resnet,
+        dict(depths=[3, 4, 6, 3], layer_type="bottleneck", num_labels=_CLASSES),
         dict(pixels=128, batch=8),
         dict(pixels=64, batch=2),
         dry=False,
     ),
     _model(
-        "mamba2", "Mamba2", mamba2,
+        "mamba2", "Mamba2",
+        "Mamba2ForCausalLM", lambda model: model.backbone.layers,
+        dict(
+            num_heads=lambda size: size["heads"], head_dim=lambda size: 2 * size["width"] // size["heads"],
+            n_groups=1, chunk_size=64,
+        ),
         dict(layers=12, width=768, heads=24, state=64, vocabulary=32000, batch=1, tokens=512),
         dict(layers=4, width=64, heads=4, state=16, vocabulary=512, batch=1, tokens=128),
     ),

@@ -42,8 +42,6 @@ __all__ = [
     "write",
 ]
 
-FORMATS = ("markdown", "csv", "html")
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -54,13 +52,12 @@ class Asked:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--markdown", metavar="PATH", help="the tables as Markdown")
-    parser.add_argument("--csv", metavar="PATH", help="a line for each row, in bytes and seconds")
-    parser.add_argument(
-        "--html",
-        metavar="PATH",
-        help="one page with plots, timelines, tables and the machine in it",
-    )
+    for option, text in (
+        ("--markdown", "the tables as Markdown"),
+        ("--csv", "a line for each row, in bytes and seconds"),
+        ("--html", "one page with plots, timelines, tables and the machine in it"),
+    ):
+        parser.add_argument(option, metavar="PATH", help=text)
     compare.add_arguments(parser)
     parser.add_argument(
         "--judge",
@@ -79,8 +76,7 @@ def check(args: argparse.Namespace) -> Asked:
     except UsageError as error:
         args.parser.print_usage(sys.stderr)
         args.parser.exit(Exit.USAGE, f"[{args.parser.prog}] {error}\n")
-    for name in FORMATS:
-        path = getattr(args, name)
+    for name, path in (("markdown", args.markdown), ("csv", args.csv), ("html", args.html)):
         if path == "-":
             args.parser.error(f"--{name} -: expected the name of a file")
         if path is not None:
@@ -128,16 +124,14 @@ def write(
     run: Run, args: argparse.Namespace, environment: dict[str, Any], command: str
 ) -> list[str]:
     """The files that were asked for; their paths."""
-    made = {
-        "markdown": lambda: markdown.render(run, environment, command),
-        "csv": lambda: csv.render(run),
-        "html": lambda: page.render(run, environment, command),
-    }
     written = []
-    for name in FORMATS:
-        path = getattr(args, name)
+    for path, render in (
+        (args.markdown, lambda: markdown.render(run, environment, command)),
+        (args.csv, lambda: csv.render(run)),
+        (args.html, lambda: page.render(run, environment, command)),
+    ):
         if path is not None:
-            text = made[name]()
+            text = render()
             try:
                 Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
             except OSError as error:

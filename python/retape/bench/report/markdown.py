@@ -62,8 +62,7 @@ def _section(subject: Subject) -> str:
 def _cell(cell: cells.Cell) -> str:
     if not cell.text:
         return "–"
-    text = escape(cell.text) if cell.tone else cell.text
-    return f"{text} ± {cell.spread}" if cell.spread else text
+    return escape(cell.text) if cell.tone else str(cell)
 
 
 def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -72,10 +71,6 @@ def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _machine(environment: dict[str, Any]) -> str:
-    return table_of(
-        ["what", "found"],
-        [
-            [escape(name.replace("_", " ")), escape(str(found))]
-            for name, found in environment.items()
-        ],
-    )
+    facts = environment.items()
+    rows = [[escape(name.replace("_", " ")), escape(str(found))] for name, found in facts]
+    return table_of(["what", "found"], rows)

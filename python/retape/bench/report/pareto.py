@@ -1,15 +1,14 @@
 """Memory against what it is paid with, time or GFLOP: where each method lies, and its name beside it.
 
-Only geometry; the template draws it. Rows without a peak or a cost are not in it.
+Rows without a peak or a cost are not in it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from retape._html.charts import Axis, Box, Frame, Label, Named, left_margin, place, short, spanning
 from retape.bench import cells
-from retape.bench.report.axis import Axis, left_margin, short, spanning, tick_text
-from retape.bench.report.labels import Box, Label, Named, place
 from retape.bench.result import DIFFERENT, Spread, Subject
 
 WIDTH, HEIGHT = 600, 500
@@ -25,6 +24,13 @@ MARKS = {
     "compile": "M0,6L6,-5H-6Z",
     "other": "M-5.5,-2h3.5v-3.5h4v3.5h3.5v4h-3.5v3.5h-4v-3.5h-3.5Z",
 }
+_TITLES = {
+    "time": ("Memory against time", "time of a step, {}: plain's, times the ratio to it"),
+    "GFLOP": (
+        "Memory against GFLOP",
+        "GFLOP of a step: matrix products, convolutions, fused attention",
+    ),
+}
 
 
 def family_class(family: str) -> str:
@@ -33,57 +39,40 @@ def family_class(family: str) -> str:
     return name if name in MARKS else "other"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Point:
-    x: str
-    y: str
-    family: str
-    wrong: bool  # gradients differ: never on the frontier
-    best: bool
-    whisker: str  # quartiles of the cost; empty where it is exact
-    lines: list[str]  # for the one who points at it
-    label: Label | None
-
-
-@dataclass(frozen=True)
-class Plot:
-    title: str
-    caption: str
-    points: list[Point]
-    x_ticks: list[tuple[str, str]]
-    y_ticks: list[tuple[str, str]]
-    x_title: str
-    y_title: str
-    frontier: str
-    plain: tuple[str, str] | None
-    left_out: str
-    box: Box
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """Rows that nobody could tell apart in the picture: what is counted is often the same."""
+    """A mark. Rows that look the same in the picture share one: counts are often equal."""
 
     rows: list[int]  # the one that is drawn first
     x: float
     y: float
-    low: float
+    low: float  # quartiles of the cost
     high: float
+    family: str
     best: bool
-    wrong: bool
+    wrong: bool  # gradients differ: never on the frontier
+    lines: list[str] = field(default_factory=list)  # shown when the pointer is over it
+    label: Label | None = None
 
-    def hides(self, other: _Mark) -> bool:
+    @property
+    def whisker(self) -> str:
+        """Empty where the cost is exact."""
+        is_exact = self.low >= self.high
+        return "" if is_exact else f"M{short(self.low)},{short(self.y)}H{short(self.high)}"
+
+    def hides(self, other: Point) -> bool:
         apart = (self.x - other.x, self.y - other.y, self.low - other.low, self.high - other.high)
         return self.wrong is other.wrong and max(map(abs, apart)) < 1
 
 
 @dataclass(frozen=True)
-class _Cost:
-    word: str
+class Plot(Frame):
     title: str
-    x_title: str
-    unit: cells.Unit
-    paid: dict[int, Spread]  # by row
+    caption: str
+    points: list[Point]
+    frontier: str
+    plain: Point | None
+    left_out: str
 
 
 def plot(subject: Subject, cost: str) -> Plot | None:
@@ -91,46 +80,42 @@ def plot(subject: Subject, cost: str) -> Plot | None:
     paid = cells.costs(subject, cost)
     if not paid:
         return None
-    kind = _of_time(paid) if cost == "time" else _of_gflop(paid)
     rows = subject.rows
-    memory = cells.bytes_unit([rows[index].peak for index in paid])
-    up = _upwards([rows[index].peak for index in paid])
-    y_ticks = _ticks(up, memory.scale)
-    left = left_margin([text for _, text in y_ticks])
+    peaks = [rows[index].peak for index in paid]
+    memory = cells.bytes_unit(peaks)
+    unit = (cells.seconds_unit if cost == "time" else cells.gflop_unit)(
+        [middle for _, middle, _ in paid.values()]
+    )
+    bottom, top = spanning(min(peaks), max(peaks))
+    if min(peaks) < 0.6 * max(peaks):
+        bottom = 0.0  # half as high is half as much
+    up = Axis(bottom, top, HEIGHT - _BOTTOM, _TOP)
+    y_ticks = up.labelled(_TICKS, memory.scale)
+    left = left_margin(y_ticks)
     ends = [end for spread in paid.values() for end in spread]  # no whisker is cut off
     across = Axis(*spanning(min(ends), max(ends)), left, WIDTH - _RIGHT)
     box = Box(left, _TOP, WIDTH - left - _RIGHT, HEIGHT - _TOP - _BOTTOM)
-    marks = _marks(subject, paid, across, up)
-    placed = _labels(subject, marks, box)
-    stairs = dict.fromkeys(
-        (mark.x, mark.y) for mark in sorted(marks, key=lambda m: m.x) if mark.best
-    )
-    at_plain = (mark for mark in marks if any(rows[i] is subject.plain for i in mark.rows))
+    points = _points(subject, paid, across, up)
+    labels = _labels(subject, points, box)
+    for point in points:
+        point.lines = _told(subject, point.rows, cost, unit, paid, memory)
+        point.label = labels.get(point.rows[0])
+    title, x_title = _TITLES[cost]
     return Plot(
-        kind.title,
-        _caption(subject, cost),
-        [_point(subject, mark, kind, memory, placed.get(mark.rows[0])) for mark in marks],
-        _ticks(across, kind.unit.scale),
-        y_ticks,
-        kind.x_title,
-        f"peak, {memory.name}",
-        _stairs(list(stairs)),
-        next(((short(mark.x), short(mark.y)) for mark in at_plain), None),
-        _left_out(len(cells.shown(subject)) - len(paid), cost),
+        WIDTH,
+        HEIGHT,
         box,
+        across.labelled(_TICKS, unit.scale),
+        y_ticks,
+        x_title.format(unit.name),
+        f"peak, {memory.name}",
+        title,
+        _caption(subject, cost),
+        points,
+        _stairs(points, box),
+        next((p for p in points if any(rows[i] is subject.plain for i in p.rows)), None),
+        _left_out(len(cells.shown(subject)) - len(paid), cost),
     )
-
-
-def _of_time(paid: dict[int, Spread]) -> _Cost:
-    unit = cells.seconds_unit([middle for _, middle, _ in paid.values()])
-    title = f"time of a step, {unit.name}: plain's, times the ratio to it"
-    return _Cost("time", "Memory against time", title, unit, paid)
-
-
-def _of_gflop(paid: dict[int, Spread]) -> _Cost:
-    unit = cells.gflop_unit([middle for _, middle, _ in paid.values()])
-    title = "GFLOP of a step: matrix products, convolutions, fused attention"
-    return _Cost("GFLOP", "Memory against GFLOP", title, unit, paid)
 
 
 def _caption(subject: Subject, cost: str) -> str:
@@ -141,116 +126,80 @@ def _caption(subject: Subject, cost: str) -> str:
 
 
 def _left_out(count: int, cost: str) -> str:
-    if not count:
-        return ""
     what = "a time" if cost == "time" else "GFLOP"
-    return f"{count} row{'s' * (count != 1)} without a peak or {what}: not drawn."
+    text = f"{count} row{'s' * (count != 1)} without a peak or {what}: not drawn."
+    return text if count else ""
 
 
-def _upwards(peaks: list[int]) -> Axis:
-    bottom, top = spanning(min(peaks), max(peaks))
-    if min(peaks) < 0.6 * max(peaks):
-        bottom = 0.0  # half as high is half as much
-    return Axis(bottom, top, HEIGHT - _BOTTOM, _TOP)
-
-
-def _ticks(axis: Axis, scale: float) -> list[tuple[str, str]]:
-    values = axis.ticks(_TICKS, scale)
-    step = (values[1] - values[0]) / scale if len(values) > 1 else 1.0
-    return [(short(axis.at(value)), tick_text(value / scale, step)) for value in values]
-
-
-def _marks(subject: Subject, paid: dict[int, Spread], across: Axis, up: Axis) -> list[_Mark]:
+def _points(subject: Subject, paid: dict[int, Spread], across: Axis, up: Axis) -> list[Point]:
     rows = subject.rows
     best = set(cells.least_memory(subject, paid))
 
     def first(index: int) -> tuple[bool, bool, bool]:
         return rows[index] is not subject.plain, index not in best, not cells.is_ours(rows[index])
 
-    marks: list[_Mark] = []
+    points: list[Point] = []
     for index in sorted(paid, key=first):
-        low, x, high = (across.at(value) for value in paid[index])
-        mark = _Mark(
-            [index],
-            x,
-            up.at(rows[index].peak),
-            low,
-            high,
-            index in best,
-            rows[index].equal == DIFFERENT,
-        )
-        under = next((other for other in marks if other.hides(mark)), None)
+        row, (low, x, high) = rows[index], (across.at(value) for value in paid[index])
+        family, wrong = family_class(row.family), row.equal == DIFFERENT
+        point = Point([index], x, up.at(row.peak), low, high, family, index in best, wrong)
+        under = next((other for other in points if other.hides(point)), None)
         if under is None:
-            marks.append(mark)
+            points.append(point)
         else:
             under.rows.append(index)
-    return sorted(marks, key=lambda mark: mark.rows[0])
+    return sorted(points, key=lambda point: point.rows[0])
 
 
-def _labels(subject: Subject, marks: list[_Mark], room: Box) -> dict[int, Label]:
+def _labels(subject: Subject, points: list[Point], room: Box) -> dict[int, Label]:
+    """Those of the frontier and of Retape first."""
     names = cells.labels(subject)
-    taken = [Box(mark.x - 7, mark.y - 7, 14, 14) for mark in marks]
-    taken += [Box(mark.low, mark.y - 2, mark.high - mark.low, 4) for mark in marks]
-    first = sorted(marks, key=lambda m: (not m.best, not cells.is_ours(subject.rows[m.rows[0]])))
-    points = {}
-    for mark in first:
-        more = f" + {len(mark.rows) - 1}" if len(mark.rows) > 1 else ""
-        points[mark.rows[0]] = Named(mark.x, mark.y, names[mark.rows[0]], more, mark.best)
-    return place(points, taken, room)
+    taken = [Box(p.x - 7, p.y - 7, 14, 14) for p in points]
+    taken += [Box(p.low, p.y - 2, p.high - p.low, 4) for p in points]
+    ordered = sorted(points, key=lambda p: (not p.best, not cells.is_ours(subject.rows[p.rows[0]])))
+    named = {}
+    for point in ordered:
+        first, *others = point.rows
+        more = f" + {len(others)}" if others else ""
+        named[first] = Named(point.x, point.y, names[first], more, point.best)
+    return place(named, taken, room)
 
 
-def _point(
-    subject: Subject, mark: _Mark, kind: _Cost, memory: cells.Unit, label: Label | None
-) -> Point:
-    row = subject.rows[mark.rows[0]]
-    return Point(
-        x=short(mark.x),
-        y=short(mark.y),
-        family=family_class(row.family),
-        wrong=mark.wrong,
-        best=mark.best,
-        whisker=f"M{short(mark.low)},{short(mark.y)}H{short(mark.high)}"
-        if mark.low < mark.high
-        else "",
-        lines=_told(subject, mark.rows, kind, memory),
-        label=label,
-    )
-
-
-def _stairs(points: list[tuple[float, float]]) -> str:
+def _stairs(points: list[Point], box: Box) -> str:
     """Whatever lies above and to the right of it is beaten by one of the points."""
-    if not points:
+    steps = sorted({(point.x, point.y) for point in points if point.best}, key=lambda step: step[0])
+    if not steps:
         return ""
-    path = f"M{short(points[0][0])},{_TOP}V{short(points[0][1])}"
-    for x, y in points[1:]:
-        path += f"H{short(x)}V{short(y)}"
-    return f"{path}H{WIDTH - _RIGHT}"
+    path = "".join(f"H{short(x)}V{short(y)}" for x, y in steps[1:])
+    return f"M{short(steps[0][0])},{box.y}V{short(steps[0][1])}{path}H{box.right}"
 
 
-def _told(subject: Subject, rows: list[int], kind: _Cost, memory: cells.Unit) -> list[str]:
+def _told(
+    subject: Subject,
+    rows: list[int],
+    cost: str,
+    unit: cells.Unit,
+    paid: dict[int, Spread],
+    memory: cells.Unit,
+) -> list[str]:
     """Of one row all that there is; of several what each of them is called, and what they share."""
-    names = cells.labels(subject)
-    figures = {index: _figures(subject, index, kind, memory) for index in rows}
-    shared = [line for line in figures[rows[0]] if all(line in each for each in figures.values())]
-    lines = []
-    for index in rows:
-        own = [line for line in figures[index] if line not in shared]
-        lines.append(": ".join(filter(None, [names[index], ", ".join(own)])))
-    return [*lines, *shared]
+    names, columns = cells.labels(subject), cells.columns(subject)
 
+    def figures(index: int) -> list[str]:
+        half = cells.half_spread(paid[index])
+        spread = "" if half is None else f" ± {unit.number(half)}"
+        lines = [f"peak {memory.number(subject.rows[index].peak)} {memory.name}"]
+        lines.append(f"{cost} {unit.number(paid[index][1])}{spread} {unit.name}".rstrip())
+        for column in columns:
+            cell = column.cells[index]
+            if column.name in ("saved", "time") and cell.text:
+                lines.append(f"{column.heading} {cell} %")
+            elif column.name == "bits" and cell.text:
+                lines.append(f"gradients {cell.text}")
+        return lines
 
-def _figures(subject: Subject, index: int, kind: _Cost, memory: cells.Unit) -> list[str]:
-    half = cells.half_spread(kind.paid[index])
-    spread = "" if half is None else f" ± {kind.unit.number(half)}"
-    lines = [
-        f"peak {memory.number(subject.rows[index].peak)} {memory.name}",
-        f"{kind.word} {kind.unit.number(kind.paid[index][1])}{spread} {kind.unit.name}".rstrip(),
-    ]
-    for column in cells.columns(subject):
-        cell = column.cells[index]
-        if column.name in ("saved", "time") and cell.text:
-            spread = f" ± {cell.spread}" if cell.spread else ""
-            lines.append(f"{column.heading} {cell.text}{spread} %")
-        elif column.name == "bits" and cell.text:
-            lines.append(f"gradients {cell.text}")
-    return lines
+    told = [figures(index) for index in rows]
+    shared = [line for line in told[0] if all(line in lines for lines in told)]
+    own = [", ".join(line for line in lines if line not in shared) for lines in told]
+    each = [": ".join(filter(None, [names[i], text])) for i, text in zip(rows, own, strict=True)]
+    return [*each, *shared]

@@ -55,13 +55,8 @@ def table(subject: Subject, console: Console) -> Table:
     from rich.text import Text
 
     title = Text.assemble((printable(subject.key), "bold"), f"\n{printable(subject.title)}")
-    return fitted(
-        _layouts(subject),
-        console,
-        lambda layout: cells.sizes_text(subject),
-        title=title,
-        title_style="",
-    )
+    sizes = cells.sizes_text(subject)
+    return fitted(_layouts(subject), console, lambda layout: sizes, title=title, title_style="")
 
 
 def _layouts(subject: Subject) -> Iterator[Layout]:

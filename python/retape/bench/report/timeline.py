@@ -1,7 +1,7 @@
 """Live bytes of a step, allocation by allocation: what was kept or passed by, replayed, and made by backward.
 
-Only geometry and data; the template draws the areas, the page's script tells what is under the
-pointer. However long a step is, its picture has at most STEPS moments, and the peak is one of them.
+The template draws the areas, the page's script tells what is under the pointer. However long a step is,
+its picture has at most STEPS moments, and the peak is one of them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retape._html.charts import Axis, Box, Frame, cut, left_margin, short
 from retape._text import printable
 from retape.bench import cells
-from retape.bench.report.axis import Axis, left_margin, short, tick_text
 from retape.bench.result import Event, Timeline
 
 WIDTH, HEIGHT = 600, 240
@@ -23,9 +23,7 @@ _BOLD = 7.2  # of a character of the peak's name: rather too wide
 NAMED = 1500  # allocations that can be pointed at
 
 # From the bottom up. "before": there when the step began, or of no kind that is known.
-# "passing": made by forward and dropped before backward began, which nobody kept.
-KINDS = ("before", "kept", "passing", "gradient", "replayed")
-KEPT, PASSING, GRADIENT = (KINDS.index(kind) for kind in ("kept", "passing", "gradient"))
+# "passing": made by forward and dropped before backward began, which is not kept.
 WORDS = {
     "before": "from before the step",
     "kept": "kept from forward",
@@ -33,6 +31,8 @@ WORDS = {
     "gradient": "gradients",
     "replayed": "replayed",
 }
+KINDS = tuple(WORDS)
+KEPT, PASSING, GRADIENT = (KINDS.index(kind) for kind in ("kept", "passing", "gradient"))
 
 
 @dataclass(frozen=True)
@@ -43,37 +43,28 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Frame):
     method: str
     peak: int
     peak_text: str
-    peak_y: str
-    peak_x: str
-    peak_label_y: str
+    peak_at: tuple[float, float]  # its line is as high
     areas: list[tuple[str, str]]  # kind and path, the one to draw first first
     kinds: list[tuple[str, str]]  # kind and words, of those that are there
-    x_ticks: list[tuple[str, str]]
-    y_ticks: list[tuple[str, str]]
-    y_title: str
-    backward_x: str  # where the first gradient or replay is; empty: nowhere
-    has_forward: bool  # is there room for the word?
-    has_backward: bool
+    backward: float | None  # where the first gradient or replay is
     events: int
     merged: bool
-    left: float  # where the areas begin
     data: dict[str, Any]  # for the script
 
 
 def moments(events: Sequence[Event], limit: int = STEPS) -> list[int]:
     """Events that stand for all: of neighbours the one with the most live bytes, and the last."""
-    if len(events) <= limit:
-        return list(range(len(events)))
-    group = -(-len(events) // (limit - 1))
-    chosen = [
-        max(range(at, min(at + group, len(events))), key=lambda i: events[i].current)
-        for at in range(0, len(events), group)
-    ]
-    return chosen if chosen[-1] == len(events) - 1 else [*chosen, len(events) - 1]
+    count = len(events)
+    if count <= limit:
+        return list(range(count))
+    size = -(-count // (limit - 1))
+    groups = (range(at, min(at + size, count)) for at in range(0, count, size))
+    chosen = [max(group, key=lambda i: events[i].current) for group in groups]
+    return chosen if chosen[-1] == count - 1 else [*chosen, count - 1]
 
 
 def allocations(events: Sequence[Event]) -> list[Allocation]:
@@ -98,20 +89,16 @@ def live(
     events: Sequence[Event], known: Sequence[Allocation], at: Sequence[int]
 ) -> list[list[int]]:
     """Bytes of each kind at each moment. What no allocation explains was there before."""
-    changes: list[tuple[int, int, int]] = []
-    for each in known:
-        changes.append((each.event, each.kind, events[each.event].bytes))
-        changes.append((each.freed, each.kind, -events[each.event].bytes))
-    changes.sort(key=lambda change: change[0])
+    changes = [(each.event, each.kind, events[each.event].bytes) for each in known]
+    changes += [(each.freed, each.kind, -events[each.event].bytes) for each in known]
+    changes.sort(key=lambda change: change[0], reverse=True)
     now = [0] * len(KINDS)
-    place = 0
     found = []
     for moment in at:
-        while place < len(changes) and changes[place][0] <= moment:
-            now[changes[place][1]] += changes[place][2]
-            place += 1
-        before = max(0, events[moment].current - sum(now[1:]))
-        found.append([before, *now[1:]])
+        while changes and changes[-1][0] <= moment:
+            _, kind, size = changes.pop()
+            now[kind] += size
+        found.append([max(0, events[moment].current - sum(now[1:])), *now[1:]])
     return found
 
 
@@ -124,82 +111,52 @@ def picture(timeline: Timeline, most: int) -> Picture | None:
     events = timeline.events
     if not events:
         return None
-    at = moments(events)
-    known = allocations(events)
+    at, known = moments(events), allocations(events)
     levels = live(events, known, at)
-    up = Axis(0, max(most, 1) * 1.12, HEIGHT - BOTTOM, TOP)
     unit = cells.bytes_unit([most])
-    y_values = up.ticks(4, unit.scale)
-    y_step = y_values[1] / unit.scale
-    y_ticks = [(short(up.at(v)), tick_text(v / unit.scale, y_step)) for v in y_values]
-    left = left_margin([text for _, text in y_ticks])
+    up = Axis(0, max(most, 1) * 1.12, HEIGHT - BOTTOM, TOP)
+    y_ticks = up.labelled(4, unit.scale)
+    left = left_margin(y_ticks)
     across = Axis(0, len(at), left, WIDTH - RIGHT)
+    counted = Axis(0, len(events), across.start, across.end)
     top = max(range(len(at)), key=lambda i: events[at[i]].current)
+    op = cut(printable(events[at[top]].op), 36)
+    peak_text = f"peak {unit.number(peak(timeline))} {unit.name}" + f" at {op}" * bool(op)
+    half = len(peak_text) * _BOLD / 2  # it stands above the peak, and inside
+    peak_x = max(left + half, min(across.at(top + 0.5), across.end - half))
     first = next((each.event for each in known if each.kind >= GRADIENT), None)
-    backward = None if first is None else bisect_left(at, first)
     there = [kind for kind in range(len(KINDS)) if any(level[kind] for level in levels)]
-    op = printable(events[at[top]].op)
-    peak_text = f"peak {unit.number(peak(timeline))} {unit.name}" + (
-        f" at {_cut(op, 36)}" if op else ""
-    )
-    half = len(peak_text) * _BOLD / 2
     return Picture(
+        WIDTH,
+        HEIGHT,
+        Box(left, TOP, across.end - left, HEIGHT - BOTTOM - TOP),
+        [(short(counted.at(v)), f"{v:,.0f}") for v in counted.ticks(5) if v == int(v)],
+        y_ticks,
+        "allocations and frees, in order",
+        f"live, {unit.name}",
         method=printable(timeline.method),
         peak=peak(timeline),
         peak_text=peak_text,
-        peak_y=short(up.at(peak(timeline))),
-        # Above the peak, and inside.
-        peak_x=short(max(left + half, min(across.at(top + 0.5), across.end - half))),
-        peak_label_y=short(up.at(peak(timeline)) - 5),
+        peak_at=(peak_x, up.at(peak(timeline))),
         areas=[(KINDS[kind], _area(levels, kind, across, up)) for kind in reversed(there)],
         kinds=[(KINDS[kind], WORDS[KINDS[kind]]) for kind in there],
-        x_ticks=_event_ticks(len(events), across),
-        y_ticks=y_ticks,
-        y_title=f"live, {unit.name}",
-        backward_x="" if backward is None else short(across.at(backward)),
-        has_forward=backward is not None and across.at(backward) > left + 60,
-        has_backward=backward is not None and across.at(backward) < WIDTH - RIGHT - 70,
+        backward=None if first is None else across.at(bisect_left(at, first)),
         events=len(events),
         merged=len(at) < len(events),
-        left=left,
         data=_data(events, known, at, levels, across, up),
     )
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _event_ticks(count: int, across: Axis) -> list[tuple[str, str]]:
-    events = Axis(0, count, across.start, across.end)
-    return [(short(events.at(v)), f"{v:,.0f}") for v in events.ticks(5) if v == int(v)]
-
-
 def _area(levels: Sequence[Sequence[int]], kind: int, across: Axis, up: Axis) -> str:
     """From the bottom to the top of `kind`. The ones below it are drawn over it afterwards."""
-    floor = short(up.at(0))
+    floor = last = short(up.at(0))
     path = f"M{short(across.start)},{floor}"
-    last = floor
     for index, level in enumerate(levels):
         height = short(up.at(sum(level[: kind + 1])))
         if height != last:
             path += f"H{across.at(index):.2f}V{height}"
             last = height
     return f"{path}H{short(across.end)}V{floor}Z"
-
-
-class _Names:
-    """Each text once; rows refer to it by number."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        if text not in self._numbers:
-            self._numbers[text] = len(self.texts)
-            self.texts.append(_cut(printable(text), 160))
-        return self._numbers[text]
 
 
 def _data(
@@ -210,28 +167,32 @@ def _data(
     across: Axis,
     up: Axis,
 ) -> dict[str, Any]:
-    names = _Names()
+    numbers: dict[str, int] = {}  # each text once; rows refer to it by number
+
+    def number(text: str) -> int:
+        return numbers.setdefault(text, len(numbers))
+
     alike: dict[tuple[int, ...], list[int]] = {}
     for each in known:
         start, end = bisect_left(at, each.event), bisect_left(at, each.freed)
         if start == end or each.kind == 0:
             continue  # never there at a moment that is drawn
         event = events[each.event]
-        texts = (names.number(event.op), names.number(event.shape), names.number(event.region))
+        texts = (number(event.op), number(event.shape), number(event.region))
         total = alike.setdefault((start, end, each.kind, *texts), [0, 0])
         total[0] += event.bytes
         total[1] += 1
     # The largest in the picture: bytes times how long they are there.
-    largest = sorted(alike.items(), key=lambda item: item[1][0] * (item[0][0] - item[0][1]))[:NAMED]
-    rows = sorted([*key, *total] for key, total in largest)
+    largest = sorted(alike.items(), key=lambda item: item[1][0] * (item[0][0] - item[0][1]))
     return {
         "box": [across.start, TOP, across.end, HEIGHT - BOTTOM, WIDTH],
         "most": round(up.high),
-        "words": [WORDS[kind] for kind in KINDS],
+        "words": list(WORDS.values()),
         "moments": list(at),
         "events": len(events),
-        "ops": [names.number(events[moment].op) for moment in at],
+        "ops": [number(events[moment].op) for moment in at],
         "live": [list(column) for column in zip(*levels, strict=True)],
-        "named": rows,  # start, end, kind, op, shape, region, bytes, how many
-        "names": names.texts,
+        # start, end, kind, op, shape, region, bytes, how many
+        "named": sorted([*key, *total] for key, total in largest[:NAMED]),
+        "names": [cut(printable(text), 160) for text in numbers],
     }
