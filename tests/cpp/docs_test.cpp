@@ -127,8 +127,8 @@ TEST_F(DocsTest, Layers) {
 TEST_F(DocsTest, Verify) {
   const auto loss_of = [](Model model, const Tensor& batch) { return model->forward(batch); };
 
-  auto verdict = retape::verify(
-      *model, [&] { return loss_of(model, batch); });  // plain against recomputed
+  // Plain against recomputed.
+  auto verdict = retape::verify(*model, [&] { return loss_of(model, batch); });
   if (!verdict)
     throw retape::Error(verdict.explain());
   EXPECT_SAME_GRADIENTS(
