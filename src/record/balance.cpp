@@ -43,10 +43,9 @@ bool is_anchor(const Value& value) {
   return is_tentative(value) && value.region->holds_anchors;
 }
 
-// What holding a root costs. One that is the tape's alone is held beside what replay brings back
-// from it: if that saves less than an eighth, results are held in its place.
+// A root may be copied when the scope ends, and a copy keeps the address modulo kAlignment.
 size_t cost_of(const Value& root) {
-  return root.in_use_elsewhere() ? root.nbytes : root.nbytes + root.nbytes / 8;
+  return root.nbytes + root.misalignment;
 }
 
 // Which values to hold, as a cut between roots and what autograd will ask for: each value is two
