@@ -125,7 +125,9 @@ void Window::forget_dead() {
     return true;
   };
   held_.erase(std::remove_if(held_.begin(), held_.end(), is_dead), held_.end());
-  saved_ = held_.empty() ? 0 : saved_;
+  if (held_bytes_ == 0) {
+    decide();  // no gradient flows through what is left: nothing will be saved that is not yet
+  }
 }
 
 void Window::close() {

@@ -43,10 +43,9 @@ bool is_anchor(const Value& value) {
   return is_tentative(value) && value.region->holds_anchors;
 }
 
-// What holding a root costs: replay from it takes time, and brings back what was dropped beside it.
-// If it saves less than an eighth, results are held in its place.
-size_t with_replay(size_t bytes) {
-  return bytes + bytes / 8;
+// A root may be copied when the scope ends, and a copy keeps the address modulo kAlignment.
+size_t cost_of(const Value& root) {
+  return root.nbytes + root.misalignment;
 }
 
 // Which values to hold, as a cut between roots and what autograd will ask for: each value is two
@@ -56,7 +55,7 @@ class Problem {
   explicit Problem(size_t values) : byte_price_(static_cast<int64_t>(values) + 1) {}
 
   void add_root(const Value& root) {
-    graph_.add_edge(CutGraph::kSource, nodes_of(root).after, price(with_replay(root.nbytes)));
+    graph_.add_edge(CutGraph::kSource, nodes_of(root).after, price(cost_of(root)));
   }
 
   void add_dropped(const Value& value, bool is_free) {
@@ -111,7 +110,6 @@ class Parts {
     const auto place = static_cast<uint32_t>(parents_.size());
     parents_.push_back(place);
     gains_.push_back(0);
-    costs_.push_back(0);
     return place;
   }
 
@@ -121,19 +119,12 @@ class Parts {
     if (a != b) {
       parents_[b] = a;
       gains_[a] += gains_[b];
-      costs_[a] += costs_[b];
     }
   }
 
   void won(uint32_t place, size_t bytes) { gains_[find(place)] += static_cast<int64_t>(bytes); }
-  void spent(uint32_t place, size_t bytes) {
-    costs_[find(place)] += static_cast<int64_t>(with_replay(bytes));
-  }
-
-  bool has_lost(uint32_t place) {
-    place = find(place);
-    return costs_[place] > 0 && gains_[place] <= costs_[place];
-  }
+  void spent(uint32_t place, size_t bytes) { gains_[find(place)] -= static_cast<int64_t>(bytes); }
+  bool has_lost(uint32_t place) { return gains_[find(place)] < 0; }
 
   uint32_t find(uint32_t place) {
     while (parents_[place] != place) {
@@ -144,8 +135,7 @@ class Parts {
 
  private:
   std::vector<uint32_t> parents_;
-  std::vector<int64_t> gains_;  // bytes that were dropped
-  std::vector<int64_t> costs_;  // bytes that are held to replay them
+  std::vector<int64_t> gains_;
 };
 
 }  // namespace
@@ -261,7 +251,7 @@ Recorder::Balance Recorder::balance(Weigh weigh) {
   std::sort(roots.begin(), roots.end());
   roots.erase(std::unique(roots.begin(), roots.end()), roots.end());
   for (const auto& [root, part] : roots) {
-    parts.spent(part, root->nbytes);
+    parts.spent(part, cost_of(*root));
   }
   Balance lost;
   for (auto* op : ops) {

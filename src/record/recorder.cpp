@@ -234,10 +234,16 @@ bool Recorder::is_of_a_dead_graph(const Value& value) const {
 // Values that live on, that nothing needs, and that hold what they were made from: a loss in a list
 // of losses. Whoever reads one later finds a root. Under the lock.
 void Recorder::forget_what_is_idle() {
-  had_backward_ = false;
-  tape_->released.store(false, std::memory_order_relaxed);
+  // After a backward, what a window has not decided yet is of a graph that is gone, too.
+  const bool graphs_died = std::exchange(had_backward_, false) |
+      tape_->released.exchange(false, std::memory_order_relaxed);
   bytes_in_vain_ = 0;
   order_of_sweep_ = order_;
+  for (const auto& scope : scopes_) {
+    if (scope->decider && graphs_died) {
+      scope->decider->settle();
+    }
+  }
   std::vector<c10::intrusive_ptr<Value>> idle;
   for (const auto& [storage, entry] : table_) {
     if (entry.owned && is_idle(*entry.owned) &&
@@ -439,10 +445,19 @@ bool Recorder::is_made_here(const c10::Storage& storage) {
   if (made_here_.find(storage.unsafeGetStorageImpl()) != nullptr) {
     return true;
   }
+  if (!ForeignMemory::holds(storage)) {
+    return false;
+  }
+  for (const auto& other : on_the_same_memory(storage)) {
+    const auto it = table_.find(other.unsafeGetStorageImpl());
+    const auto known = it == table_.end() ? c10::intrusive_ptr<Value>() : it->second.get();
+    if (known && (!known->given || known->made_here)) {
+      return true;
+    }
+  }
   const auto range = AddressRange::of(*storage.unsafeGetStorageImpl());
-  return ForeignMemory::holds(storage) && made_here_.any_of([&](const c10::StorageImpl& other) {
-    return AddressRange::of(other).overlaps(range);
-  });
+  return made_here_.any_of(
+      [&](const c10::StorageImpl& other) { return AddressRange::of(other).overlaps(range); });
 }
 
 c10::intrusive_ptr<Value> Recorder::made_since(uint64_t first, const at::Tensor& tensor) {

@@ -24,9 +24,10 @@ def off_afterwards() -> Iterator[None]:
 def changed_unseen() -> torch.Tensor:
     """A loss whose backward replays from an input that numpy has changed since forward."""
     memory = numpy.ones((4, 8), dtype=numpy.float32)
+    given = torch.from_numpy(memory)  # made inside the scope, it would be copied
     w = torch.full((4, 8), 0.5, requires_grad=True)
     with retape.recompute("full", name="block"):
-        loss = (torch.from_numpy(memory) * 2 + w).sin().cos().sum()  # saves more than it was given
+        loss = (given * 2 + w).sin().cos().sum()  # saves more than it was given
     memory[0, 0] = 7
     return loss
 

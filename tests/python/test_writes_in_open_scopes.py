@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.python.as_eager import (
@@ -271,6 +272,7 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "full": lambda x: torch.full(x.shape, 0.5),
     "tensor": lambda x: torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(x.shape),
     "a custom op": lambda x: triple(x.detach()),
+    "from_numpy": lambda x: torch.from_numpy(np.full(x.shape, 0.5, np.float32)),
     "an op": lambda x: x.detach() * 3,
     "written": lambda x: x.detach().cos().mul_(3),
     "a gradient": lambda x: torch.autograd.grad(x.square().sum(), x)[0],
