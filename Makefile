@@ -77,7 +77,7 @@ test-python: build-tests
 
 # What breaks first, in less than three minutes on two cores besides what has to be compiled. The choice: the C++
 # tests, which kill nine mutants of ten (docs/mutants.md); of the tests in Python those that go through record,
-# replay and the front ends and take less than 20 s of CPU time a file, measured by test; a tenth of the sweeps.
+# replay and the front ends and take less than 20 s of CPU time a file, measured by test; a twentieth of the sweeps.
 # Left to `make test`: memory limits, ranks, benches, reports, trainings, Hugging Face, what runs in fresh processes.
 CHECKED := includes sources aliases batched_backward bits check custom_ops dispatch_handlers eager enable_rows \
   every_op faults flops higher_order_ops layer_choice layers layers_off lean limits limits_kept opaque_updates \
@@ -86,7 +86,7 @@ CHECKED := includes sources aliases batched_backward bits check custom_ops dispa
 
 check: build-tests lint
 	OMP_NUM_THREADS=1 ctest --test-dir $(BUILD)/tests --output-on-failure -R '^(retape_tests|no_faults)$$'
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --sweep-share 10 --ignore tests/conformance/test_ddp.py \
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --sweep-share 20 --ignore tests/conformance/test_ddp.py \
 	  $(CHECKED:%=tests/python/test_%.py) tests/conformance
 
 # Of these, what ranks do: three to four minutes on two cores.
