@@ -43,9 +43,10 @@ bool is_anchor(const Value& value) {
   return is_tentative(value) && value.region->holds_anchors;
 }
 
-// A root may be copied when the scope ends, and a copy keeps the address modulo kAlignment.
+// Some roots are copied when the scope ends, and a copy keeps the address modulo kAlignment.
 size_t cost_of(const Value& root) {
-  return root.nbytes + root.misalignment;
+  const bool may_be_copied = root.copied || root.statistic || root.made_here;
+  return root.nbytes + (may_be_copied ? root.misalignment : 0);
 }
 
 // Which values to hold, as a cut between roots and what autograd will ask for: each value is two
