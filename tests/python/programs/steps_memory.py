@@ -160,7 +160,7 @@ add(
     written_somehow,
     writes="a",
     unseen=True,
-    weight=3,
+    weight=2,
 )
 add(
     "counted_in_a_backward",
